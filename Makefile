@@ -6,7 +6,7 @@ BIN := .venv/bin
 QUICK := tests/core tests/settings tests/engine tests/link tests/frontend tests/test_loop.py
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup setup-dev up test quick proof check format lock screenshots states bench
+.PHONY: help setup setup-dev up test quick proof check format lock screenshots states bench dist image
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ states: setup-dev ## serve the catalogue of states of the web page, to look at i
 
 bench: setup-dev ## every benchmark, quickly; each prints its ratio and its bar
 	@for script in bench/*.py; do $(BIN)/python $$script --quick || exit 1; done
+
+dist: setup ## build the wheel and the source archive into dist/
+	@$(BIN)/python tools/dist.py
+
+image: dist ## build the container image of frontend and worker with podman, buildah or docker; BASE, TAG
+	@BASE="$(BASE)" sh tools/image $(TAG)
 
 lock: setup-dev ## compile the hashed lock files anew from pyproject.toml
 	@sh tools/setup lock

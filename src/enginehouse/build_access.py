@@ -17,7 +17,7 @@ from enginehouse.frontend.fleet.audit import WRITE_SECONDS as WRITE_AUDIT_SECOND
 from enginehouse.frontend.fleet.audit import AuditLedger
 from enginehouse.frontend.fleet.rate_limits import SHARE_SECONDS, RateLimits
 from enginehouse.frontend.fleet.sessions import Sessions
-from enginehouse.frontend.fleet.tokens import WATCH_SECONDS, Keys
+from enginehouse.frontend.fleet.tokens import USES_SECONDS, WATCH_SECONDS, Keys
 from enginehouse.frontend.fleet.usage import PRUNE_SECONDS, WRITE_SECONDS, UsageLedger
 from enginehouse.host.program_log import log_path
 from enginehouse.loop import Loop, Wakes
@@ -62,6 +62,7 @@ def access_loops(access: AccessParts, every_seconds: float) -> list[Loop]:
     return [
         Loop("keys", access.keys.step, every_seconds),
         Loop("watch-keys", access.keys.watch_step, WATCH_SECONDS),
+        Loop("note-token-uses", access.keys.note_uses_step, USES_SECONDS, is_housekeeping=True),
         Loop("rates", access.rate_limits.step, SHARE_SECONDS),
         Loop("write-usage", access.usage.step, WRITE_SECONDS, is_housekeeping=True),
         Loop("write-audit", access.audit.step, WRITE_AUDIT_SECONDS, is_housekeeping=True),

@@ -35,6 +35,7 @@ from enginehouse.api.nodes import NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes
 from enginehouse.api.pages import PageRoutes
+from enginehouse.api.program import ProgramRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.routes import ApiRoute, RouteObjects, make_routes
 from enginehouse.api.schedules import ScheduleRoutes
@@ -72,21 +73,24 @@ from enginehouse.engine.engines import Engines
 from enginehouse.fetch.http.addresses import Rules
 from enginehouse.fetch.http.client import Client
 from enginehouse.fetch.media import fetch_media
+from enginehouse.fetch.pip_wheel import PipWheel
 from enginehouse.fetch.worker_files import WorkerFileServers
 from enginehouse.frontend.acceptance import Acceptance
 from enginehouse.frontend.delivery.collector import LATE_SECONDS, PROGRESS_WRITE_SECONDS, Collector
 from enginehouse.frontend.delivery.dispatcher import Dispatcher
 from enginehouse.frontend.delivery.reports import WorkerReports
 from enginehouse.frontend.diagnosis import Diagnosis
+from enginehouse.frontend.fleet.admission import Rejections
 from enginehouse.frontend.fleet.bus_credentials import STEP_SECONDS as REVOKING_SECONDS
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.heartbeats import Heartbeats
+from enginehouse.frontend.fleet.key_files import HeldKeys, check_keys, held_keys, record_keys
 from enginehouse.frontend.fleet.labels import NodeLabels
 from enginehouse.frontend.fleet.node_http import NodeDoors
 from enginehouse.frontend.fleet.node_views import NodeViews
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.fleet.rate_limits import RateLimits
-from enginehouse.frontend.fleet.token_files import take_tokens
+from enginehouse.frontend.fleet.token_files import renew_token_file, take_tokens
 from enginehouse.frontend.fleet.tokens import Keys
 from enginehouse.frontend.galleries import STEP_SECONDS, Galleries
 from enginehouse.frontend.localai import lingering
@@ -120,7 +124,8 @@ from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.frontend.watching.summaries import Summaries
 from enginehouse.frontend.watching.traffic import TrafficCounts
 from enginehouse.frontend.watching.views import SilenceLimits
-from enginehouse.host import disk, listen
+from enginehouse.host import data_files, disk, listen
+from enginehouse.host.program import pinned_pip
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Engine
 from enginehouse.settings.programs import FrontendSettings
@@ -174,6 +179,7 @@ class Frontend(Struct, frozen=True, kw_only=True):
 
 async def run(settings: FrontendSettings) -> int:
     disk.make_usable(settings.data)
+    data_files.refuse_unfinished(settings.data)
     inherited, listener = _listener(settings)
     accounts = credentials.load_existing(settings.data / "bus")
     wakes = Wakes()
@@ -185,6 +191,8 @@ async def run(settings: FrontendSettings) -> int:
         limits = StoreLimits(settings.store_timeout_seconds, settings.start_wait_seconds)
         store = await Store.open(settings.database_url or sqlite_url(settings.data), limits)
         store.on_back = wakes.wake_all
+        held = _held_keys(settings)
+        await check_keys(store, settings.data, held)
         waiting.reason = "the bus is not connected yet"
         bus = await _open_bus(settings, accounts, wakes)
     media = Client(Rules(settings.allowed_hosts))
@@ -197,6 +205,7 @@ async def run(settings: FrontendSettings) -> int:
     # The first connection was made before this.
     wakes.on_connected += (frontend.bus_credentials.send_again, frontend.metrics.bus_reconnected)
     await take_tokens(frontend.keys, {"admin": settings.admin_token, "join": settings.join_token}, settings.data)
+    await record_keys(store, settings.data, held)
     await frontend.galleries.restore()
     await frontend.model_rows.catalogue.restore()
     await store_schedules(frontend.schedules, settings.schedules)
@@ -245,6 +254,15 @@ def _listener(settings: FrontendSettings) -> tuple[Literal["", "listening", "por
     if port is not None:
         return "port", listen.share(settings.host, port)
     return "", listen.bind(settings.host, settings.port)
+
+
+def _held_keys(settings: FrontendSettings) -> HeldKeys:
+    given = {"admin.token": settings.admin_token, "join.token": settings.join_token}
+    return held_keys(
+        parent.inherited_keys(),
+        is_local=not settings.database_url,
+        given_tokens=[name for name, token in given.items() if token],
+    )
 
 
 async def _open_bus(settings: FrontendSettings, accounts: BusAccounts | None, wakes: Wakes) -> NatsBus:
@@ -426,9 +444,12 @@ def make_entries(
     diagnosis = Diagnosis(store, bus, frontend.galleries, frontend.nodes.addresses, settings.data)
     objects = RouteObjects(
         pages=PageRoutes(),
+        program=ProgramRoutes(PipWheel(pinned_pip(), settings.data / "program").fetch),
         system=SystemRoutes(frontend.metrics, unready),
         workers=workers,
-        nodes=NodeRoutes(frontend.nodes, NodeViews(store), requests, cancellation, board, frontend.labels),
+        nodes=NodeRoutes(
+            frontend.nodes, NodeViews(store), requests, cancellation, board, frontend.labels, Rejections(store, board)
+        ),
         operations=OperationRoutes(
             requests, cancellation, frontend.planner, board, frontend.canaries, Summaries(store)
         ),
@@ -443,7 +464,7 @@ def make_entries(
         uploads=UploadRoutes(frontend.model_rows.uploads),
         schedules=ScheduleRoutes(frontend.schedules, frontend.loader),
         replicas=ReplicaRoutes(ReplicaViews(frontend.store, frontend.router)),
-        tokens=TokenRoutes(frontend.keys),
+        tokens=TokenRoutes(frontend.keys, partial(renew_token_file, settings.data)),
         sessions=session_routes(access),
         audit=AuditRoutes(access.audit),
         settings=setting_routes(settings, access, port),

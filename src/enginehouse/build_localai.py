@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from enginehouse.core.errors import Invalid
 from enginehouse.fetch.models.sources import ModelFinder
 from enginehouse.fetch.registry.requests import Registries
 from enginehouse.frontend.delivery.collector import Collector
 from enginehouse.frontend.fleet.nodes import Nodes
+from enginehouse.frontend.fleet.token_files import given_token
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.localai.carrier import Carrier, CarrierParts
 from enginehouse.frontend.localai.file_sources import FileSources, FindUpload
@@ -64,8 +66,8 @@ def localai_outside(
     def admin_token() -> str:
         """The one that this frontend was given or made; "" if it has none."""
         try:
-            return settings.admin_token or path.read_text().strip()
-        except OSError:
+            return given_token(settings.admin_token, path)
+        except Invalid:
             return ""
 
     return LocalaiOutside(engine=engine, servers=servers, secret=admin_token, open_sources=open_sources)

@@ -144,7 +144,9 @@ def make_parts(
     )
     return AgentParts(
         machine=hardware,
-        node_files=IdentityFiles(options.node_key, options.node_file, [one.url for one in frontends]),
+        node_files=IdentityFiles(
+            options.node_key, options.node_file, options.waiting_file, [one.url for one in frontends]
+        ),
         generations=installation.trees,
         inventory=ports.trees,
         installer=installation.installer,

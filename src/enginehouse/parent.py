@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import os
 import secrets
@@ -26,7 +27,9 @@ from msgspec import Struct
 
 from enginehouse.bus import credentials, embedded
 from enginehouse.core.errors import EnginehouseError
-from enginehouse.host import disk, listen, processes
+from enginehouse.core.join_line import join_line
+from enginehouse.core.key_record import NEW_KEYS, RECORD, missing, others, read_record, refusal
+from enginehouse.host import data_files, disk, listen, processes
 from enginehouse.host.children import LOG_LIMIT_BYTES, Child, ChildProgram, Ending, keep_short, say
 from enginehouse.link.client import FrontendClient
 from enginehouse.settings.origins import BY_UP, Origins, SettingOrigin, handed_on
@@ -38,10 +41,12 @@ from enginehouse.settings.programs import (
     as_flags,
     default_data_directory,
 )
+from enginehouse.store import peek
 from enginehouse.worker import identity
 
 LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
 OWNER_VARIABLE = "ENGINEHOUSE_OWNER"
+KEYS_VARIABLE = "ENGINEHOUSE_KEYS"
 READY_SECONDS = 30.0  # for the first start on a slow machine; most are ready in two
 GALLERY_SECONDS = 30.0  # for the first load of the galleries; later, `gallery list` shows their state
 LOOK_SECONDS = 2.0  # timeout of one readiness check, and so the longest delay of Ctrl-C
@@ -68,8 +73,11 @@ class Welcome(Struct, frozen=True, kw_only=True):
     login_again: str  # the command that makes another link
     admin_token_file: str
     is_open: bool  # to other machines
-    join: str  # the command for another machine
+    join: str  # the command for another machine, or, on loopback, for another data directory
+    join_sha256: str  # of the script in that command; "" on loopback
+    join_token_file: str
     try_it: str
+    down: str  # the command that stops it
 
 
 class _Link(Struct, frozen=True):
@@ -82,16 +90,20 @@ class _Gallery(Struct, frozen=True):
     error: str = ""
 
 
-async def run(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins) -> int:
+async def run(
+    settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins, *, new_keys: bool = False
+) -> int:
     """Run until stopped. `welcome` is called once, when everything is ready; `origins` says where the settings came
-    from.
+    from; `new_keys`: keys that the database belongs to are replaced if they are missing.
     """
-    lock = _prepare_data(settings.data)
+    lock = _prepare_data(settings.data, new_keys=new_keys)
     try:
         listener = listen.bind(settings.host, settings.port)
         try:
             server = _prepare_bus(settings)
             frontend = _frontend(settings, listener, server, origins)
+            keys = {KEYS_VARIABLE: "new" if new_keys else "kept"}
+            frontend = msgspec.structs.replace(frontend, environment={**frontend.environment, **keys})
             return await _keep_running(settings, listener, (server, frontend), welcome)
         finally:
             listener.close()
@@ -100,9 +112,16 @@ async def run(settings: UpSettings, welcome: Callable[[Welcome], None], origins:
         lock.release()
 
 
-def _prepare_data(data: Path) -> disk.Lock:
+def _prepare_data(data: Path, *, new_keys: bool) -> disk.Lock:
     disk.make_usable(data)
     lock = disk.Lock(data / "lock", "start")
+    try:
+        data_files.refuse_unfinished(data)
+        if not new_keys:
+            _refuse_missing_keys(data)
+    except EnginehouseError:
+        lock.release()
+        raise
     logs = data / "logs"
     with disk.naming_the_file(data):
         logs.mkdir(exist_ok=True)
@@ -115,6 +134,15 @@ def _prepare_data(data: Path) -> disk.Lock:
             if log.stat().st_size > LOG_LIMIT_BYTES:
                 log.replace(log.with_suffix(".log.1"))
     return lock
+
+
+def _refuse_missing_keys(data: Path) -> None:
+    """Before any key is made. A database elsewhere is looked at by the frontend."""
+    text, hashes = peek.key_record(data / "enginehouse.db", RECORD)
+    recorded, files = read_record(text), data_files.read_keys(data)
+    gone, wrong = missing(recorded, files, hashes), others(recorded, files)
+    if gone or wrong:
+        raise refusal(str(data), gone, wrong, NEW_KEYS)
 
 
 def _prepare_bus(settings: UpSettings) -> embedded.EmbeddedServer:
@@ -156,8 +184,10 @@ async def _keep_running(
         try:
             if await _until_ready(settings, url, ending.asked):
                 nats.was_ready = frontend.was_ready = worker.was_ready = True
-                _write_server(settings.data, url)
-                welcome(_welcome(settings, url, port, await _login_link(settings, url)))
+                join_url = _join_url(settings, port)
+                _write_server(settings.data, RunningServer(url, os.getpid(), join_url))
+                login, script = await _login_link(settings, url), await _script_sha256(url) if join_url else ""
+                welcome(_welcome(settings, url, join_url, login, script))
                 telling = group.create_task(_report_unread_galleries(settings, url))
             await ending.asked.wait()
         finally:
@@ -182,7 +212,7 @@ def _frontend(
 ) -> ChildProgram:
     key = identity.load_identity(settings.data / "node.key").public_key
     argv = [*_self(), "frontend", "--data", str(settings.data), "--host", settings.host]
-    argv += ["--nats-url", server.url, "--approve-keys", key]
+    argv += ["--nats-url", server.url, "--approve-keys", ",".join((key, *settings.approve_keys))]
     if settings.advertise_nats:
         argv += ["--advertise-nats", settings.advertise_nats]
     argv += as_flags(settings, (*ServingSettings.__struct_fields__, *_OF_FRONTENDS))
@@ -195,7 +225,8 @@ def _frontend(
         # Only this parent's frontend uses this owner, so a restarted one keeps its leases.
         OWNER_VARIABLE: f"up-{key[:16]}",
         # The worker and all local commands use the tokens in the files, regardless of other settings of this machine.
-        **{f"ENGINEHOUSE_{role.upper()}_TOKEN": _token(settings.data, role) for role in ROLES},
+        # Named, so that no environment shows them, and that a frontend that starts again reads the current ones.
+        **{f"ENGINEHOUSE_{role.upper()}_TOKEN": f"@{settings.data / role}.token" for role in ROLES},
     }
     return ChildProgram("frontend", tuple(argv), environment, (listener.fileno(),))
 
@@ -211,6 +242,11 @@ def inherited_owner() -> str:
     return os.environ.pop(OWNER_VARIABLE, "")
 
 
+def inherited_keys() -> str:
+    """What `up` says of its keys: "kept", or "new" if they may replace others; "" in a frontend that runs alone."""
+    return os.environ.pop(KEYS_VARIABLE, "")
+
+
 def _worker(settings: UpSettings, url: str) -> ChildProgram:
     argv = [*_self(), "worker", "--data", str(settings.data), "--url", url, "--name", settings.name]
     argv += as_flags(settings, ("log_level", "model_credentials")) + as_flags(
@@ -218,7 +254,8 @@ def _worker(settings: UpSettings, url: str) -> ChildProgram:
     )
     if settings.base_port is not None:
         argv += ["--base-port", str(settings.base_port)]
-    return ChildProgram("worker", tuple(argv), _environment() | {"ENGINEHOUSE_TOKEN": _token(settings.data, "join")})
+    argv += ["--token", f"@{settings.data / 'join.token'}"]
+    return ChildProgram("worker", tuple(argv), _environment())
 
 
 def _token(data: Path, role: str) -> str:
@@ -270,6 +307,16 @@ async def _login_link(settings: UpSettings, url: str) -> str:
     return made.url
 
 
+async def _script_sha256(url: str) -> str:
+    """Of the script that joins other machines; "" if the frontend does not hand it out at once."""
+    client = FrontendClient(url, "", user_agent="enginehouse-up")
+    try:
+        script = await asyncio.to_thread(client.request_bytes, "GET", "/join.sh", timeout_seconds=LOOK_SECONDS)
+    except EnginehouseError:
+        return ""
+    return hashlib.sha256(script).hexdigest()
+
+
 async def _report_unread_galleries(settings: UpSettings, url: str) -> None:
     """Report once which galleries cannot be read, so that other commands need not."""
     client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
@@ -290,37 +337,50 @@ async def _report_unread_galleries(settings: UpSettings, url: str) -> None:
             return
 
 
-def _write_server(data: Path, url: str) -> None:
-    body = msgspec.json.encode(RunningServer(url, os.getpid()))
+def _write_server(data: Path, running: RunningServer) -> None:
+    body = msgspec.json.encode(running)
     try:
         disk.write_atomic(data / "server.json", body, 0o644)
     except OSError as error:
         # Everything runs, but local commands cannot find the server automatically.
-        say(f"cannot write {data / 'server.json'}: {error.strerror or error}; use --url {url} with commands")
+        say(f"cannot write {data / 'server.json'}: {error.strerror or error}; use --url {running.url} with commands")
 
 
-def _welcome(settings: UpSettings, url: str, port: int, login: str) -> Welcome:
-    is_open = not listen.is_loopback(settings.host)
-    outside = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
+def _join_url(settings: UpSettings, port: int) -> str:
+    """The address at which other machines reach this server; "" if it listens on loopback only."""
+    if listen.is_loopback(settings.host):
+        return ""
+    host = listen.outside_address() if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _welcome(settings: UpSettings, url: str, join_url: str, login: str, script_sha256: str) -> Welcome:
     is_default = settings.data == default_data_directory(os.environ)
     given = "" if is_default else f" --data {shlex.quote(str(settings.data))}"
-    join_url = f"http://{outside}:{port}" if is_open else url
+    token_file = str(settings.data / "join.token")
+    # The path instead of the token: this text ends up in logs and screenshots.
+    here = f"enginehouse join {url} --token @{shlex.quote(token_file)} --name second"
     return Welcome(
         url=url,
         login=login,
         login_again=f"{_command()}{given} login-link",
         admin_token_file=str(settings.data / "admin.token"),
-        is_open=is_open,
-        # The path instead of the token: this text ends up in logs and screenshots.
-        join=f"enginehouse join {join_url} --token @{shlex.quote(str(settings.data / 'join.token'))} --name second",
+        is_open=bool(join_url),
+        join=join_line(join_url) if join_url else here,
+        join_sha256=script_sha256,
+        join_token_file=token_file,
         try_it=f"{_command()}{given} run tiny-chat",
+        down=f"{_command()}{given} down",
     )
 
 
 def _command() -> str:
     """The command to show: the plain name if the shell finds it, else the path that was used."""
-    path = Path(sys.argv[0])
-    if path.name != "enginehouse":
+    # `up --detach` runs the module of the program that a person started.
+    path = (
+        Path(sys.argv[0]) if Path(sys.argv[0]).name != "__main__.py" else Path(sys.executable).with_name("enginehouse")
+    )
+    if path.name != "enginehouse" or not path.exists():
         return "enginehouse"
     try:
         return str(path.resolve().relative_to(Path.cwd()))

@@ -119,10 +119,12 @@ class Engine(Protocol):
 class Link(Protocol):
     """A worker's HTTP connection to a frontend."""
 
-    async def challenge(self) -> str:
-        """The challenge that the next registration must sign; "" if the frontend requires none."""
+    async def challenge(self, *, by_key: bool = False) -> str:
+        """The challenge that the next registration must sign; "" if the frontend requires none. `by_key`: without the
+        join token.
+        """
 
-    async def register(self, request: RegisterRequest) -> RegisterReply: ...
+    async def register(self, request: RegisterRequest, *, by_key: bool = False) -> RegisterReply: ...
 
     async def heartbeat(self, node_id: NodeId, node_token: str, request: HeartbeatRequest) -> HeartbeatReply: ...
 

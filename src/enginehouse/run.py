@@ -9,11 +9,13 @@ because a worker does not need the database code, and the parent needs neither.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
@@ -22,6 +24,7 @@ from enginehouse.settings.origins import Origins
 from enginehouse.settings.programs import FrontendSettings, UpSettings, WorkerSettings
 
 if TYPE_CHECKING:
+    from enginehouse.backups import BackupSummary
     from enginehouse.parent import Welcome
 
 T = TypeVar("T")
@@ -29,11 +32,11 @@ SWITCH_SECONDS = 0.001  # Python's own is five times that, for each thread that 
 COLLECT_AFTER = 50_000  # objects; a frontend with a thousand open streams holds about as many
 
 
-def up(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins) -> int:
+def up(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins, *, new_keys: bool = False) -> int:
     from enginehouse import parent
 
     os.umask(0o077)  # for the children too: files are readable by their owner only
-    return asyncio.run(parent.run(settings, welcome, origins))
+    return asyncio.run(parent.run(settings, welcome, origins, new_keys=new_keys))
 
 
 def frontend(settings: FrontendSettings) -> int:
@@ -42,7 +45,8 @@ def frontend(settings: FrontendSettings) -> int:
     if frontends.is_parent(settings):
         os.umask(0o077)
         return asyncio.run(frontends.run(settings))
-    from enginehouse import build_frontend
+    with _no_collecting():
+        from enginehouse import build_frontend
 
     # What the imports made lives as long as the program, so the garbage collector need not look at it. Requests make
     # few cycles: collecting seldom saves a twentieth of a warm request, and the pauses of whole collections.
@@ -54,9 +58,51 @@ def frontend(settings: FrontendSettings) -> int:
 
 
 def worker(settings: WorkerSettings) -> int:
-    from enginehouse import build_worker
+    with _no_collecting():
+        from enginehouse import build_worker
 
     return _run(build_worker.run(settings), settings, "worker")
+
+
+@contextlib.contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Imports make objects that stay, among which the garbage collector would look again and again in vain."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def backup(file: Path, data: Path, database_url: str, passphrase: str, *, force: bool) -> BackupSummary:
+    from enginehouse import backups
+    from enginehouse.settings.shown import sqlite_url
+
+    return backups.make(file, data, database_url or sqlite_url(data), passphrase, force=force)
+
+
+def restore(file: Path, data: Path, database_url: str, passphrase: str, *, force: bool) -> BackupSummary:
+    from enginehouse import backups
+    from enginehouse.settings.shown import sqlite_url
+
+    os.umask(0o077)
+    return backups.restore(file, data, database_url or sqlite_url(data), passphrase, force=force)
+
+
+def node_key(data: Path) -> str:
+    """The public key of this machine as a node; made now if there is none."""
+    from enginehouse.host import disk
+    from enginehouse.worker import identity
+
+    disk.make_usable(data)
+    with disk.naming_the_file(data):
+        return identity.load_identity(data / "node.key").public_key
+
+
+def is_encrypted(file: Path) -> bool:
+    from enginehouse import backups
+
+    return backups.is_encrypted(file)
 
 
 def _run(program: Coroutine[object, object, T], settings: FrontendSettings | WorkerSettings, name: str) -> T:

@@ -40,6 +40,67 @@ async def beat(here: Site, node: dict[str, Any], token: str, **body: object) -> 
     return await here.ask("POST", f"/api/node/{node['id']}/heartbeat", body, token=token)
 
 
+async def by_key(here: Site, name: str, seed: bytes, **fields: object) -> Any:
+    """A registration of a machine that has only its key."""
+    challenge = (await here.ask("POST", "/api/node/challenge")).json["challenge"]
+    asked = RegisterRequest(name=name, address="10.0.0.9:50051", platform="linux/amd64", challenge=challenge)
+    request = Identity(SigningKey(seed)).signed(asked)
+    body = {field: getattr(request, field) for field in RegisterRequest.__struct_fields__}
+    return await here.ask("POST", "/api/node/register", body | fields)
+
+
+async def test_an_approved_node_comes_back_by_its_key_alone(here: Site) -> None:
+    node = await join(here, "first")
+    refused = await by_key(here, "first", b"1" * 32)
+    assert (refused.status, refused.error["code"]) == (401, "unauthenticated"), "it waits for its first approval"
+    await here.ask("POST", "/api/nodes/first/approve", token=here.tokens["admin"])
+    again = await by_key(here, "first", b"1" * 32)
+    assert (again.status, again.json["id"], again.json["status"]) == (201, node["id"], "offline")
+    assert (await beat(here, again.json, again.json["node_token"])).status == 200
+    assert (await beat(here, node, node["node_token"])).status == 401
+    # Another key, a signature of somebody else, and no key at all.
+    assert (await by_key(here, "first", b"2" * 32)).status == 401
+    assert (await by_key(here, "first", b"1" * 32, signature="00" * 64)).status == 403
+    assert (await by_key(here, "first", b"1" * 32, public_key="", signature="")).status == 401
+    assert (await here.ask("DELETE", "/api/nodes/first?force=true", token=here.tokens["admin"])).status == 200
+    assert (await by_key(here, "first", b"1" * 32)).status == 401, "it was removed"
+
+
+async def test_strangers_are_heard_only_so_often(here: Site) -> None:
+    statuses = [(await by_key(here, "stranger", b"3" * 32)).status for _ in range(12)]
+    assert statuses == [401] * 10 + [429] * 2
+
+
+async def test_a_rejected_machine_is_refused_until_that_is_taken_back(here: Site) -> None:
+    await join(here, "first")
+    admin = here.tokens["admin"]
+    rejected = await here.ask("POST", "/api/nodes/first/reject", token=admin)
+    assert rejected.status == 200, rejected.body
+    assert (await here.ask("GET", "/api/nodes?name=first", token=admin)).json == []
+    with pytest.raises(AssertionError, match="rejected"):
+        await join(here, "other-name")
+    listed = (await here.ask("GET", "/api/nodes/rejected", token=admin)).json
+    assert [(one["name"], len(one["fingerprint"])) for one in listed] == [("first", 19)]
+    assert (await here.ask("DELETE", "/api/nodes/rejected/first", token=admin)).status == 204
+    assert (await join(here, "first"))["status"] == "pending"
+    await here.ask("POST", "/api/nodes/first/approve", token=admin)
+    refused = await here.ask("POST", "/api/nodes/first/reject", token=admin)
+    assert (refused.status, refused.error["code"]) == (409, "conflict")
+
+
+async def test_an_approval_with_a_fingerprint_is_for_that_key_only(here: Site) -> None:
+    node = await join(here, "first")
+    admin = here.tokens["admin"]
+    shown = (await here.ask("GET", f"/api/nodes/{node['id']}", token=admin)).json["fingerprint"]
+    assert [len(part) for part in shown.split("-")] == [4, 4, 4, 4]
+    wrong = {"fingerprint": "0000-0000-0000-0000"}
+    refused = await here.ask("POST", "/api/nodes/first/approve", wrong, token=admin)
+    assert (refused.status, refused.error["code"]) == (409, "fingerprint_mismatch")
+    assert shown in refused.error["message"]
+    asked = {"fingerprint": shown.upper().replace("-", " ")}
+    assert (await here.ask("POST", "/api/nodes/first/approve", asked, token=admin)).json["approved"] is True
+
+
 async def test_a_node_token_is_rotated_with_an_overlap(here: Site) -> None:
     node = await join(here, "first")
     assert (await here.ask("POST", "/api/nodes/first/approve", token=here.tokens["admin"])).status == 200
@@ -68,7 +129,7 @@ async def test_a_pending_node_is_renewed_nothing(here: Site) -> None:
 async def test_the_token_of_a_removed_node_counts_for_nothing(here: Site) -> None:
     node = await join(here, "first")
     assert (await beat(here, node, node["node_token"])).status == 200
-    assert (await here.ask("DELETE", "/api/nodes/first", token=here.tokens["admin"])).status == 200
+    assert (await here.ask("DELETE", "/api/nodes/first?force=true", token=here.tokens["admin"])).status == 200
     await here.frontend.keys.watch_step()
     assert (await beat(here, node, node["node_token"])).status == 401
 

@@ -152,7 +152,7 @@ async def test_gauges_show_the_cluster_as_it_is(here: Site) -> None:
     await here.store.transaction(lambda one: nodes.set_health(one, node_id, "offline", db.now(one)))
     gone = await samples(here)
     assert gone["enginehouse_model_replicas model=tiny state=unreachable"] == 2
-    assert (await here.ask("DELETE", "/api/nodes/old", token=here.tokens["admin"])).status == 200
+    assert (await here.ask("DELETE", "/api/nodes/old?force=true", token=here.tokens["admin"])).status == 200
     assert not [name for name in await samples(here) if name.startswith("enginehouse_node_")]
 
 

@@ -212,9 +212,9 @@ async def test_drain_resume_and_remove(here: Site) -> None:
     assert (await admin(here, "GET", "/api/nodes/old")).json["status"] == "draining"
     waiting = await install(here)
     assert waiting["nodes"][0]["reason"] == "draining"
-    assert (await admin(here, "POST", "/api/nodes/old/resume")).json == {"message": "node resumed"}
+    assert (await admin(here, "POST", "/api/nodes/old/resume")).json["message"] == "node resumed"
     assert (await admin(here, "GET", "/api/nodes/old")).json["status"] == "healthy"
-    assert (await admin(here, "DELETE", "/api/nodes/old")).json == {"message": "node deregistered"}
+    assert (await admin(here, "DELETE", "/api/nodes/old?force=true")).json["message"] == "node deregistered"
     assert (await admin(here, "GET", "/api/nodes")).json == []
     ended = (await admin(here, "GET", f"/api/operations/{waiting['jobID']}")).json
     assert (ended["status"], ended["nodes"][0]["reason"]) == ("cancelled", "node_removed")
@@ -304,7 +304,7 @@ async def test_a_stream_that_is_resumed_begins_with_what_was_missed(here: Site) 
     await admin(here, "POST", f"/api/operations/{operation['jobID']}/cancel")
     removed = here.tokens["node id"]
     assert removed in {node.id for node in (await here.frontend.nodes.every())[0]}
-    assert (await admin(here, "DELETE", f"/api/nodes/{removed}")).status == 200
+    assert (await admin(here, "DELETE", f"/api/nodes/{removed}?force=true")).status == 200
     told: list[bytes] = []
     async for chunk in routes.stream(OperationId(""), before):
         told.append(chunk)

@@ -15,6 +15,8 @@ from tests.api.whole_frontend import LOCAL, Site, site
 TABLE = {
     ("GET", "/"): "public",
     ("GET", "/web/{path:path}"): "public",
+    ("GET", "/join.sh"): "public",
+    ("GET", "/join/{name}"): "public",
     ("GET", "/healthz"): "public",
     ("GET", "/readyz"): "public",
     ("GET", "/version"): "reader",
@@ -25,8 +27,8 @@ TABLE = {
     ("GET", "/api/node/{id}/reach"): "node",
     ("GET", "/api/logs/{program}"): "admin",
     ("GET", "/api/nodes/{id}/worker-log"): "admin",
-    ("POST", "/api/node/challenge"): "join",
-    ("POST", "/api/node/register"): "join",
+    ("POST", "/api/node/challenge"): "machine",
+    ("POST", "/api/node/register"): "machine",
     ("POST", "/api/node/{id}/heartbeat"): "node",
     ("POST", "/api/node/{id}/deregister"): "node",
     ("DELETE", "/api/node/{id}"): "node",
@@ -107,6 +109,10 @@ TABLE = {
     ("POST", "/api/tokens"): "admin",
     ("GET", "/api/tokens"): "viewer",
     ("DELETE", "/api/tokens/{id}"): "admin",
+    ("POST", "/api/tokens/{id}/rotate"): "admin",
+    ("GET", "/api/nodes/rejected"): "viewer",
+    ("DELETE", "/api/nodes/rejected/{id}"): "admin",
+    ("POST", "/api/nodes/{id}/reject"): "admin",
     ("GET", "/api/usage"): "reader",
     **{
         ("POST", f"{prefix}/{name}"): "user"
@@ -121,7 +127,7 @@ OPENED_BY = {
     "user": {"admin", "user"},
     "reader": {"admin", "viewer", "user"},
     "node": {"node", "join"},
-    "join": {"join", "admin"},
+    "machine": {"", "join", "admin"},
     "viewer": {"admin", "viewer"},
     "admin": {"admin"},
 }
@@ -209,17 +215,17 @@ async def test_on_loopback_only_inference_answers_without_a_token_and_no_foreign
     local = here.app(is_loopback=True)
     role = TABLE[method, path]
     answer = await here.ask(method, filled(path, here), {}, app=local)
-    assert (answer.status == 401) == (role not in ("public", "user", "reader"))
+    assert (answer.status == 401) == (role not in ("public", "user", "reader", "machine"))
     for headers in FOREIGN:
         answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
-        assert (answer.status == 401) == (role != "public"), headers
+        assert (answer.status == 401) == (role not in ("public", "machine")), headers
     for passed_on in ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip", "forwarded", "via"):
         headers = (*LOCAL, (passed_on, "203.0.113.9"))
         answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
-        assert (answer.status == 401) == (role != "public"), headers
+        assert (answer.status == 401) == (role not in ("public", "machine")), headers
     for headers in ((("host", "localhost"),), (("host", "[::1]:80"),), (*LOCAL, ("origin", "http://localhost:3000"))):
         answer = await here.ask(method, filled(path, here), {}, headers=headers, app=local)
-        assert (answer.status == 401) == (role not in ("public", "user", "reader")), headers
+        assert (answer.status == 401) == (role not in ("public", "user", "reader", "machine")), headers
 
 
 async def test_a_node_speaks_for_itself_only(here: Site) -> None:

@@ -31,6 +31,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Programs that run until they are ended, and what each has printed when the next command may come.
 LASTING = {"make up": "Ctrl-C stops", "enginehouse join ": "waits for approval"}
 LEFT_OUT = {
+    "/join.sh": "another machine, which tests/e2e/test_second_machine.py has",
     "hf:": "no hub",
     "phi-2.yaml": "a file of the reader's",
     "quay.io/acme": "no such registry",
@@ -177,6 +178,7 @@ def is_lasting(command: Command) -> str:
 def shape(line: str) -> str:
     """A line without what differs from run to run: numbers, ids, bars, and the width of columns."""
     line = re.sub(r"\b(?=\w*\d)[0-9a-f]{8}(-[0-9a-f]{4}){0,3}(-[0-9a-f]{12})?\b", "0", line)
+    line = re.sub(r"\b[0-9a-f]{4}(-[0-9a-f]{4}){3}\b", "0", line)
     line = re.sub(r"login/\S+", "login/…", line)
     line = re.sub(r"\s*━.*", "", line)
     line = re.sub(r"\d+(\.\d+)?", "0", line)

@@ -30,7 +30,7 @@ def guest_worker(fleet: Fleet, name: str, *more: str, environment: dict[str, str
         made.stop()
         del fleet.workers[name]
         with suppress(NotFound):
-            fleet.second.delete(f"/api/nodes/{name}")
+            fleet.second.delete(f"/api/nodes/{name}?force=true")
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def guest_stubs(fleet: Fleet, count: int) -> Iterator[dict[str, Process]]:
         for name, process in made.items():
             process.kill()
             with suppress(NotFound):
-                fleet.second.delete(f"/api/nodes/{name}")
+                fleet.second.delete(f"/api/nodes/{name}?force=true")
 
 
 def until_stocked(frontend: Frontend) -> None:
@@ -101,7 +101,7 @@ def registered(fleet: Fleet, name: str, node_type: str) -> Iterator[str]:
     try:
         yield str(made["id"])
     finally:
-        fleet.first.delete(f"/api/nodes/{name}")
+        fleet.first.delete(f"/api/nodes/{name}?force=true")
 
 
 def restart(*frontends: Frontend) -> None:

@@ -138,7 +138,7 @@ def test_what_waits_for_a_node_ends_when_the_node_is_removed(
             row = row_of(fleet.second.operation(operation["jobID"]), "worker-leaving")
             assert (row["status"], row["reason"], row["attempt"]) == ("queued", "node_away", 0)
         node_id = fleet.node("worker-leaving")["id"]
-        fleet.second.delete("/api/nodes/worker-leaving")
+        fleet.second.delete("/api/nodes/worker-leaving?force=true")
         removed = time.monotonic()
         for frontend in fleet.frontends:
             for operation in waiting:

@@ -131,7 +131,7 @@ def test_a_node_that_is_removed_while_one_frontend_has_no_database_is_asked_no_l
                 assert said[0] == 200
                 warehouse.call(way.close)
                 began = time.monotonic()
-                small.first.delete("/api/nodes/leaving")
+                small.first.delete("/api/nodes/leaving?force=true")
                 wait_for(
                     "its routes to be too old",
                     lambda: ask(cut_off.port, serving.token, "leaving-speaker") != said,

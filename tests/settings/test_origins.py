@@ -44,7 +44,7 @@ def test_a_child_tells_what_its_parent_was_given_and_not_that_it_got_a_flag(tmp_
     parents = origins_of(UpSettings, asked, {"ENGINEHOUSE_LEASE": "50s"})
     # What `up` gives its child: flags for nearly everything, tokens by variable, the port as a socket.
     given = {"data": str(tmp_path), "stale_seconds": "40.0s", "lease_seconds": "50.0s", "stall_seconds": "180.0s"}
-    given |= {"heartbeat_seconds": "10.0s", "nats_url": "nats://h:1", "approve_keys": "key", "processes": "1"}
+    given |= {"heartbeat_seconds": "10.0s", "nats_url": "nats://h:1", "approve_keys": "0" * 64, "processes": "1"}
     own = {"nats_url": BY_UP, "approve_keys": BY_UP, "admin_token": SettingOrigin("file", "/d/admin.token")}
     environ = {"ENGINEHOUSE_ADMIN_TOKEN": "t" * 40, "ENGINEHOUSE_START_WAIT": "9s", **handed_on({**parents, **own})}
     child = load(FrontendSettings, given, environ).origins

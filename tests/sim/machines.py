@@ -63,6 +63,12 @@ class SimNodeFiles:
     def write_node(self, node: RegisterReply) -> None:
         """Nothing reads it here."""
 
+    def was_accepted(self) -> bool:
+        return False
+
+    def write_waiting(self, reason: str) -> None:
+        """Nothing reads it here."""
+
 
 class SimHardware:
     def capacity(self, _directory: Path) -> Capacity:
@@ -204,10 +210,10 @@ class SimLink:
         self._chance = world.chance(f"link of {machine.name}")
         self._asked = self._answered = 0  # how often it has registered, and the last of these that was answered
 
-    async def challenge(self) -> str:
+    async def challenge(self, *, by_key: bool = False) -> str:
         return await self._frontend().call(lambda to: to.nodes.challenge(), LINK_LIMIT_SECONDS)
 
-    async def register(self, request: RegisterRequest) -> RegisterReply:
+    async def register(self, request: RegisterRequest, *, by_key: bool = False) -> RegisterReply:
         self._asked += 1
         number = self._asked
         reply = await self._frontend().call(lambda to: frontends.register(to, request), LINK_LIMIT_SECONDS)

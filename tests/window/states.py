@@ -53,7 +53,7 @@ def node(name: str, **more: Any) -> NodeView:
         "approved": True,
         "capability": "default",
         "platform": "linux/amd64",
-        "fingerprint": "175070261c9ccdac",
+        "fingerprint": "1750-7026-1c9c-cdac",
         "worker_version": "0.1.0",
         "engine_confinement": "landlock",
         "labels": {"site": "home"},
@@ -218,7 +218,8 @@ def _healthy() -> Scene:
 
 def _mixed() -> Scene:
     nodes = house()
-    pending = node("shed-pi", approved=False, status="pending", platform="linux/arm64", fingerprint="9f2c55aa01d1")
+    shown = "9f2c-55aa-01d1-77e0"
+    pending = node("shed-pi", approved=False, status="pending", platform="linux/arm64", fingerprint=shown)
     again = node("attic", approved=False, status="pending", waits_for="its address changed from 10.0.0.4 to 10.0.0.9")
     rows = [
         row(nodes[0], "success", note="installed 102.6 MiB (64.1 MiB reused)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from tests.window.states import SCENES, Scene
 
 from enginehouse.cli.terminal import fleet_words
 from enginehouse.cli.terminal.fleet_state import FleetState
+from enginehouse.core.join_line import join_line
 
 Run = Callable[[str, str], Any]
 SCHEDULES = [
@@ -159,6 +161,17 @@ def test_amounts_and_times_hold_still(modules: Run) -> None:
         *("0 B", "1.5 KiB", "\u2013", "1.2 of 3.1 GiB", "5 B", "\u2013", "0.0", "318", "59 s", "1 min", "3 h 4 min"),
         *("1 d", "0:48", "1:01:01", "a", "a, b, c and 2 more", "1 node", "1,234 nodes"),
     ]
+
+
+def test_the_line_for_another_machine_is_that_of_the_command_line_and_quotes_what_people_type(modules: Run) -> None:
+    for name in ("", "attic", "two words", "it's", "$(reboot)", "a;b", '"', "`x`", "\u00fc"):
+        for is_service in (False, True):
+            url = "http://[fd00::1]:8080"
+            found = modules(
+                "words.js", f"return it.joinLine({json.dumps(url)}, {json.dumps(name)}, {str(is_service).lower()});"
+            )
+            assert shlex.split(found) == shlex.split(join_line(url, name=name, is_service=is_service))
+            assert shlex.split(found)[7:] == [url, *(["--name", name] if name else []), *(["--service"] * is_service)]
 
 
 MARKDOWN = {

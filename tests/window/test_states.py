@@ -78,7 +78,7 @@ def test_what_needs_a_person_comes_first_with_the_button_that_helps(opened: Open
     texts = needs.all_inner_texts()
     assert "attic asks to join again: its address changed from 10.0.0.4 to 10.0.0.9" in texts[0]
     assert "shed-pi asks to join" in texts[1]
-    assert "9f2c55aa01d1" in texts[1]
+    assert "9f2c-55aa-01d1-77e0" in texts[1]
     assert "gemma does not stay up on dgx" in texts[2]
     assert "spare has 20.0 GiB of 900.0 GiB disk free" in texts[3]
     assert re.search(r"jetson has been offline for 3 h \d+ min; 1 request waits for it\.", texts[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,22 @@ def test_a_machine_that_asks_to_join_is_approved_and_removed(signed_in: Open, fl
     page.get_by_role("menuitem", name="Remove…").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove shed").click()
     expect(panel).to_have_count(0, timeout=LONG_MS)
+
+
+def test_the_line_for_a_machine_has_no_token_and_the_digest_is_that_of_the_script(
+    signed_in: Open, fleet: Fleet
+) -> None:
+    page = signed_in().page
+    page.get_by_role("button", name="Add a machine").first.click()
+    dialog = page.get_by_role("dialog")
+    line, token = dialog.locator("pre.line").nth(0), dialog.locator("pre.line").nth(1)
+    dialog.get_by_label("Name of the machine").fill("two words")
+    expect(line).to_contain_text(f"curl -fsS {fleet.first.url}/join.sh | sh -s -- {fleet.first.url} --name 'two words'")
+    secret = token.inner_text().strip()
+    assert secret.startswith("eh-join-")
+    assert secret not in line.inner_text()
+    with urllib.request.urlopen(f"{fleet.first.url}/join.sh") as answer:
+        expect(dialog).to_contain_text(hashlib.sha256(answer.read()).hexdigest())
 
 
 def test_an_install_on_three_machines_one_frozen_and_one_that_cannot(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import stat
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ from enginehouse.host.graphics import Graphics
 from enginehouse.worker import agent
 from enginehouse.worker import registration as joining
 from enginehouse.worker.backends.installation import InstallerOptions
-from enginehouse.worker.identity import Identity
+from enginehouse.worker.identity import Identity, IdentityFiles
 from enginehouse.worker.options import WorkerOptions
 from enginehouse.worker.parts import NoHttpServer
 
@@ -64,7 +65,10 @@ async def test_it_registers_with_everything_that_a_frontend_of_localai_asks_for(
         installing=InstallerOptions(backends=tmp_path / "backends"),
     )
     place.make_directories()
-    desk = joining.Desk(machine=hardware, link=MemoryLink(), identity=identity, serve=NoHttpServer().listen)
+    files = IdentityFiles(place.node_key, place.node_file, place.waiting_file)
+    desk = joining.Desk(
+        machine=hardware, link=MemoryLink(), identity=identity, serve=NoHttpServer().listen, node_files=files
+    )
     request = joining.registration(place, desk, joining.NodeAddresses("10.0.0.1"), "challenge")
     assert (request.gpu_vendor, request.gpu_compute_capability) == ("nvidia", "12.1")
     assert (request.max_replicas_per_model, request.labels["node.replica-slots"]) == (3, "3")
@@ -86,6 +90,43 @@ async def test_a_refused_worker_ends_with_the_error(tmp_path: Path) -> None:
     with pytest.raises(Unauthenticated):
         await worker.agent.run()
     assert worker.link.deregistered == []
+
+
+async def test_a_worker_that_was_accepted_comes_back_by_its_key_and_never_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(joining, "REFUSED_FIRST_SECONDS", 0.01)
+    async with working(WholeWorker(tmp_path)) as first:
+        assert set(first.link.by_key) == {False}
+    worker = WholeWorker(tmp_path)
+    worker.link.fails = Unauthenticated("cannot accept this token: it is unknown here")
+    waiting = worker.place.waiting_file
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(worker.agent.run())
+        await until(lambda: len(worker.link.by_key) >= 6)
+        # By its key first, then by the token that may be good for more; and again.
+        assert worker.link.by_key[:4] == [True, False, True, False]
+        assert msgspec.json.decode(waiting.read_bytes())["reason"] == worker.link.fails.message
+        assert sum("worker.refused" in line and "again_in_seconds=" in line for line in caplog.messages) >= 2
+        worker.link.fails = None
+        await until(lambda: bool(worker.link.heartbeats))
+        assert not waiting.exists()
+        worker.agent.stop()
+        await task
+
+
+def test_a_worker_that_is_refused_asks_ever_more_seldom_and_every_minute_at_least() -> None:
+    pauses = list(islice(joining.refused_pauses(), 20))
+    assert pauses[0] < 3 < pauses[2]
+    assert max(pauses) <= 72
+
+
+async def test_a_worker_without_a_token_proves_itself_by_its_key(tmp_path: Path) -> None:
+    worker = WholeWorker(tmp_path)
+    worker.agent._options = msgspec.structs.replace(worker.place, join_token="")
+    async with working(worker):
+        assert set(worker.link.by_key) == {True}
+        assert worker.link.registrations[0].token == ""
 
 
 async def test_a_frontend_that_is_away_is_asked_again(tmp_path: Path) -> None:

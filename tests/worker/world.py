@@ -159,6 +159,7 @@ class MemoryLink:
     def __init__(self, statuses: list[str] | None = None) -> None:
         self.statuses = statuses or []
         self.registrations: list[RegisterRequest] = []
+        self.by_key: list[bool] = []  # whether these came without the join token
         self.heartbeats: list[HeartbeatRequest] = []
         self.deregistered: list[str] = []
         self.forgets = False
@@ -174,13 +175,14 @@ class MemoryLink:
         self.tokens: list[str] = []  # as heartbeats showed them
         self.node_token = "token"  # "" is what a LocalAI frontend gives
 
-    async def challenge(self) -> str:
+    async def challenge(self, *, by_key: bool = False) -> str:
         self.challenges += 1
         return f"challenge-{self.challenges}"
 
-    async def register(self, request: RegisterRequest) -> RegisterReply:
+    async def register(self, request: RegisterRequest, *, by_key: bool = False) -> RegisterReply:
         self._address = "127.0.0.1"
         self.registrations.append(request)
+        self.by_key.append(by_key)
         if self.fails is not None:
             raise self.fails
         self.forgets = False

@@ -2,10 +2,11 @@
 
 A token that is sent must be valid, even on public routes. On a loopback server the inference routes ignore a key that
 this program never made, because OpenAI's clients insist on sending one. Without a token the cookie of a session counts,
-on all routes but public ones. Without either only public routes answer, and, if the frontend listens on loopback only,
-the inference routes: every user of this machine may chat. A web page in a browser cannot use that, because its request
-has another host or another origin. A browser sends a cookie by itself, so a request that changes something by cookie
-must also come from a page of this server (`check_site`).
+on all routes but public ones. Without either only these answer, the ones on which machines register (one may be a node
+that proves itself by its key) and, if the frontend listens on loopback only, the inference routes: every user of
+this machine may chat. A web page in a browser cannot use that, because its request has another host or another origin.
+A browser sends a cookie by itself, so a request that changes something by cookie must also come from a page of this
+server (`check_site`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from enginehouse.api.cookies import header, session_secret
 from enginehouse.core.errors import Denied, Unauthenticated
 from enginehouse.frontend.fleet.tokens import TOKEN_START, Caller, Keys
 
-RouteRole = Literal["public", "user", "reader", "node", "join", "viewer", "admin"]
+RouteRole = Literal["public", "user", "reader", "node", "machine", "viewer", "admin"]
 
 # The token roles that each route role accepts. Node routes accept join tokens for LocalAI's workers, which have no key.
 # A `viewer` route changes nothing and shows no secret; a `reader` route is also for applications.
@@ -28,7 +29,8 @@ _OPENS: dict[RouteRole, frozenset[str]] = {
     "user": frozenset({"admin", "user"}),
     "reader": frozenset({"admin", "viewer", "user"}),
     "node": frozenset({"node", "join"}),
-    "join": frozenset({"join", "admin"}),
+    # A machine that registers: with a join token, or without any credential but the key that it proves to have.
+    "machine": frozenset({"join", "admin", "stranger"}),
     "viewer": frozenset({"admin", "viewer"}),
     "admin": frozenset({"admin"}),
 }
@@ -40,6 +42,7 @@ _OF_PROXIES = frozenset(
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 ANONYMOUS = Caller("user", "anonymous")
 LOCAL = Caller("user", "local")
+STRANGER = Caller("stranger", "stranger")
 
 
 def bearer(scope: Scope) -> str:
@@ -92,6 +95,8 @@ def identify(keys: Keys, scope: Scope, role: RouteRole, *, is_loopback: bool) ->
                 "cannot accept this session: it has ended; sign in again (`enginehouse login-link` makes a link)"
             )
         return caller
+    if role == "machine":
+        return STRANGER
     if _is_open(scope, role, is_loopback=is_loopback):
         return LOCAL
     raise Unauthenticated(

@@ -13,6 +13,7 @@ from enginehouse.api.operations import check_sha256
 from enginehouse.api.requests import (
     accepted_response,
     caller_of,
+    is_true,
     json_response,
     limit_of,
     list_response,
@@ -20,17 +21,19 @@ from enginehouse.api.requests import (
     requester_of,
 )
 from enginehouse.core.errors import Invalid, NotFound
+from enginehouse.core.fingerprint import fingerprint_of
 from enginehouse.core.ids import NodeId
 from enginehouse.core.name import check_name, shown
 from enginehouse.core.node import NodeQuery, Status
 from enginehouse.core.operation import BackendKind, BackendRequest
+from enginehouse.frontend.fleet.admission import Rejections
 from enginehouse.frontend.fleet.labels import NodeLabels
 from enginehouse.frontend.fleet.node_views import NodeViews
 from enginehouse.frontend.fleet.nodes import Nodes
 from enginehouse.frontend.operations.cancel import Cancellation
 from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.watching.board import Board
-from enginehouse.frontend.watching.views import render_node
+from enginehouse.frontend.watching.views import render_node, render_time
 
 MAX_LISTED = 1000
 _MAX_ID = 64  # an id of a node is shorter
@@ -48,6 +51,10 @@ class NodeBackend(Struct, frozen=True, forbid_unknown_fields=True):
     backend_galleries: str = ""
 
 
+class ApprovalRequest(Struct, frozen=True):
+    fingerprint: str = ""  # of the key that the node must have
+
+
 class NodeRoutes:
     def __init__(
         self,
@@ -57,7 +64,9 @@ class NodeRoutes:
         cancellation: Cancellation,
         board: Board,
         labels: NodeLabels,
+        rejections: Rejections,
     ) -> None:
+        self._rejections = rejections
         self._views = views
         self._labels = labels
         self._nodes = nodes
@@ -72,12 +81,35 @@ class NodeRoutes:
         return json_response(await self._views.one(_name(request)))
 
     async def approve(self, request: Request) -> Response:
-        node, now = await self._nodes.approve(_name(request))
+        asked = await read_body(request, ApprovalRequest)
+        node, now = await self._nodes.approve(_name(request), asked.fingerprint)
         return json_response({**msgspec.to_builtins(render_node(node, now)), "message": "node approved"})
 
     async def remove(self, request: Request) -> Response:
-        await self._cancellation.remove_node(_name(request), caller_of(request).name)
-        return json_response({"message": "node deregistered"})
+        force = is_true(request, "force", "false")
+        name = await self._cancellation.remove_node(_name(request), caller_of(request).name, force=force)
+        return json_response({"message": "node deregistered", "name": name})
+
+    async def reject(self, request: Request) -> Response:
+        node = await self._rejections.reject(_name(request), caller_of(request).name)
+        return json_response({"message": "node rejected", "id": node.id, "name": node.name})
+
+    async def rejected(self, _request: Request) -> Response:
+        return json_response(
+            [
+                {
+                    "name": one.name,
+                    "fingerprint": fingerprint_of(one.public_key),
+                    "public_key": one.public_key,
+                    "rejected_at": render_time(one.rejected_at),
+                }
+                for one in await self._rejections.every()
+            ]
+        )
+
+    async def take_back(self, request: Request) -> Response:
+        await self._rejections.take_back(_name(request), caller_of(request).name)
+        return Response(status_code=204)
 
     async def drain(self, request: Request) -> Response:
         operation_id = await self._operations.request_drain(_name(request), requester_of(request))
@@ -85,8 +117,8 @@ class NodeRoutes:
         return await accepted_response(self._board, operation_id, message="node set to draining")
 
     async def resume(self, request: Request) -> Response:
-        await self._nodes.resume(_name(request))
-        return json_response({"message": "node resumed"})
+        node = await self._nodes.resume(_name(request))
+        return json_response({"message": "node resumed", "name": node.name})
 
     async def labels(self, request: Request) -> Response:
         return json_response(await self._labels.get(_name(request)))

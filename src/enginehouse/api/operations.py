@@ -11,6 +11,7 @@ from starlette.responses import Response
 from enginehouse.api.requests import (
     accepted_response,
     caller_of,
+    is_true,
     json_response,
     limit_of,
     list_response,
@@ -93,9 +94,9 @@ class OperationRoutes:
 
     async def every(self, request: Request) -> Response:
         limit, before = limit_of(request, MAX_LISTED), _before(request)
-        listed: Summaries | Board = self._board if _is_true(request, "rows", "true") else self._summaries
+        listed: Summaries | Board = self._board if is_true(request, "rows", "true") else self._summaries
         views: Sequence[OperationView | OperationSummary]
-        if _is_true(request, "all", "false"):
+        if is_true(request, "all", "false"):
             views = await listed.page(limit, before)
             return await list_response(request, {"operations": views, **_next(views, limit)})
         if before:
@@ -167,15 +168,6 @@ def _record(view: OperationView) -> HistoryRecord:
         outcome=_OUTCOMES.get(view.status, view.status),
         startedAt=view.createdAt,
     )
-
-
-def _is_true(request: Request, name: str, otherwise: str) -> bool:
-    given = request.query_params.get(name, otherwise)
-    if given not in ("true", "1", "false", "0"):
-        raise Invalid(
-            f"cannot use {shown(given)} as `{name}`: it must be true or false", code="invalid_name", param=name
-        )
-    return given in ("true", "1")
 
 
 def _before(request: Request) -> OperationId | None:

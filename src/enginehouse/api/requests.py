@@ -59,6 +59,16 @@ def limit_of(request: Request, most: int) -> int:
     return int(given)
 
 
+def is_true(request: Request, name: str, otherwise: str) -> bool:
+    """Read a switch of the query."""
+    given = request.query_params.get(name, otherwise)
+    if given not in ("true", "1", "false", "0"):
+        raise Invalid(
+            f"cannot use {shown(given)} as `{name}`: it must be true or false", code="invalid_name", param=name
+        )
+    return given in ("true", "1")
+
+
 async def read_body(request: Request, kind: type[T], *, limit_bytes: int = MAX_CONTROL_BYTES) -> T:
     """Read the body as `kind`. An empty body counts as `{}`: many clients send none where every field is optional."""
     received = bytearray()

@@ -25,17 +25,18 @@ from enginehouse.api.history import HistoryRoutes
 from enginehouse.api.model_definitions import ApplyRequest, DefinitionRoutes
 from enginehouse.api.models import ModelRoutes, ModelTarget
 from enginehouse.api.node_logs import NodeLogRoutes
-from enginehouse.api.nodes import NodeBackend, NodeRoutes
+from enginehouse.api.nodes import ApprovalRequest, NodeBackend, NodeRoutes
 from enginehouse.api.openai import OpenAI
 from enginehouse.api.operations import OperationRoutes, OperationTarget
 from enginehouse.api.pages import PageRoutes
+from enginehouse.api.program import ProgramRoutes
 from enginehouse.api.program_logs import ProgramLogRoutes
 from enginehouse.api.replicas import ReplicaRoutes
 from enginehouse.api.schedules import ScheduleRoutes
 from enginehouse.api.sessions import LinkRequest, SessionRequest, SessionRoutes
 from enginehouse.api.settings import SettingRoutes
 from enginehouse.api.system import SystemRoutes
-from enginehouse.api.tokens import TokenRequest, TokenRoutes
+from enginehouse.api.tokens import RotateRequest, TokenRequest, TokenRoutes
 from enginehouse.api.uploads import UploadRoutes
 from enginehouse.api.usage import UsageRoutes
 from enginehouse.api.workers import WorkerRoutes
@@ -47,6 +48,8 @@ from enginehouse.core.schedule import ScheduleRequest
 # Summaries that are too long for a row of the table.
 _OPERATIONS = "List operations, newest first: open and failed ones, or `all=true`. `before` takes the page's `next`."
 _HISTORY = "List ended operations, newest first. `before` takes the page's `next`."
+_ROTATE = "Give a token a new secret; the old one ends at once, or after `keep_seconds`."
+_REMOVE_NODE = "Remove a node and cancel its waiting intents; a healthy one only with `force=true`."
 _CANCEL = "Cancel the open intents of an operation, on every node or on one."
 _RETRY = "Retry what failed or was cancelled, on every node or on one."
 _RELEASE = "Let the nodes of an upgrade follow that wait for its canaries."
@@ -85,13 +88,14 @@ class ApiRoute(Struct, frozen=True):
     def is_audited(self) -> bool:
         """Whether its requests change something that people answer for: neither inference nor what workers send."""
         is_change = self.method not in ("GET", "HEAD") and not self.is_plan
-        return is_change and self.raw is None and self.role not in ("node", "join")
+        return is_change and self.raw is None and self.role not in ("node", "machine")
 
 
 class RouteObjects(Struct, frozen=True, kw_only=True):
     """The objects whose methods the table calls, one per resource."""
 
     pages: PageRoutes
+    program: ProgramRoutes
     system: SystemRoutes
     workers: WorkerRoutes
     nodes: NodeRoutes
@@ -125,6 +129,8 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         # The frontend itself.
         get("/", "public", "The web page.", of.pages.index),
         get("/web/{path:path}", "public", "A file of the web page.", of.pages.file),
+        get("/join.sh", "public", "The script that makes another machine a node.", of.program.script),
+        get("/join/{name}", "public", "A file that the script fetches: the wheel of this program.", of.program.file),
         get("/healthz", "public", "Liveness.", system.alive),
         get("/readyz", "public", "Readiness, with the reasons if not ready.", system.ready),
         get("/version", "reader", "The version of this frontend.", system.version),
@@ -132,8 +138,8 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         get("/api/settings", "viewer", "List the settings of this frontend; secrets are omitted.", of.settings.every),
         get("/openapi.json", "viewer", "The OpenAPI document of this API.", system.document),
         # Workers; LocalAI's paths (`node`, singular).
-        post("/api/node/challenge", "join", "Get a challenge to sign at registration.", workers.challenge),
-        post("/api/node/register", "join", "Register a node.", workers.register, body=RegisterRequest, status=201),
+        post("/api/node/challenge", "machine", "Get a challenge to sign at registration.", workers.challenge),
+        post("/api/node/register", "machine", "Register a node.", workers.register, body=RegisterRequest, status=201),
         post("/api/node/{id}/heartbeat", "node", "Send a heartbeat.", workers.heartbeat, body=HeartbeatRequest),
         post("/api/node/{id}/deregister", "node", "Set the own node offline.", workers.deregister),
         delete("/api/node/{id}", "node", "LocalAI's alias of deregister.", workers.deregister),
@@ -146,9 +152,10 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/api/nodes/scheduling", "admin", _SCHEDULE, scheduled.put, body=ScheduleRequest),
         get("/api/nodes/scheduling/{model:path}", "viewer", "Show the schedule of a model.", scheduled.one),
         delete("/api/nodes/scheduling/{model:path}", "admin", "Remove it.", scheduled.remove, status=204),
+        *_rejection_routes(nodes),
         get("/api/nodes/{id}", "viewer", "Show a node, by id or name.", nodes.one),
-        delete("/api/nodes/{id}", "admin", "Remove a node and cancel its waiting intents.", nodes.remove),
-        post("/api/nodes/{id}/approve", "admin", "Approve a pending node.", nodes.approve),
+        delete("/api/nodes/{id}", "admin", _REMOVE_NODE, nodes.remove),
+        post("/api/nodes/{id}/approve", "admin", "Approve a pending node.", nodes.approve, body=ApprovalRequest),
         post("/api/nodes/{id}/drain", "admin", "Drain a node and stop its replicas.", nodes.drain, status=202),
         post("/api/nodes/{id}/resume", "admin", "Give a drained node work again.", nodes.resume),
         get("/api/nodes/{id}/labels", "viewer", "Show the labels of a node.", nodes.labels),
@@ -178,7 +185,6 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/api/operations/{id}/release", "admin", _RELEASE, operations.release),
         post("/api/operations/{id}/dismiss", "admin", "Take a failure off the open list.", operations.dismiss),
         get("/api/events", "viewer", _EVENTS, raw=of.events.events),
-        get("/api/history", "viewer", _PAST, of.history.last_hour),
         # Backends and galleries; LocalAI's paths.
         get("/backends", "viewer", "List installed backends over all nodes.", backends.installed),
         get("/backends/available", "viewer", "List the backends that the galleries offer.", backends.available),
@@ -200,10 +206,20 @@ def _looking_routes(of: RouteObjects) -> list[ApiRoute]:
     """What is wrong, and what the programs have logged."""
     get = partial(ApiRoute, "GET")
     return [
+        get("/api/history", "viewer", _PAST, of.history.last_hour),
         get("/api/doctor", "viewer", "Check database, NATS, clock, disk and nodes; what to do.", of.doctor.look),
         get("/api/node/{id}/reach", "node", "Whether this frontend reaches the own node.", of.doctor.reach),
         get("/api/nodes/{id}/worker-log", "admin", _WORKER_LOG, of.node_logs.of_worker),
         get("/api/logs/{program}", "admin", _PROGRAM_LOG, of.program_logs.logs),
+    ]
+
+
+def _rejection_routes(nodes: NodeRoutes) -> list[ApiRoute]:
+    back = "Let a rejected machine register again."
+    return [
+        ApiRoute("GET", "/api/nodes/rejected", "viewer", "List the machines that were rejected.", nodes.rejected),
+        ApiRoute("DELETE", "/api/nodes/rejected/{id}", "admin", back, nodes.take_back, status=204),
+        ApiRoute("POST", "/api/nodes/{id}/reject", "admin", "Remove a pending node and refuse its key.", nodes.reject),
     ]
 
 
@@ -221,6 +237,7 @@ def _access_routes(of: RouteObjects) -> list[ApiRoute]:
         delete("/api/sessions/{id}", "admin", "End a session.", sessions.end, status=204),
         post("/api/tokens", "admin", "Create a token.", tokens.create, body=TokenRequest, status=201),
         get("/api/tokens", "viewer", "List tokens; secrets are omitted.", tokens.every),
+        post("/api/tokens/{id}/rotate", "admin", _ROTATE, tokens.rotate, body=RotateRequest),
         delete("/api/tokens/{id}", "admin", "Revoke a token, by id or name, within a second.", tokens.revoke),
         get("/api/audit", "admin", _AUDIT, of.audit.every),
         get("/api/usage", "reader", _USAGE, of.usage.summed),

@@ -8,13 +8,14 @@ from starlette.responses import Response
 
 from enginehouse.api.auth import bearer, host_of
 from enginehouse.api.requests import caller_of, json_response, read_body
-from enginehouse.core.errors import Denied
+from enginehouse.core.errors import Denied, RateLimited
 from enginehouse.core.ids import NodeId
 from enginehouse.core.node_api import ChallengeReply, HeartbeatReply, HeartbeatRequest, RegisterReply, RegisterRequest
 from enginehouse.core.node_identity import JoinOrigin, may_speak_for
 from enginehouse.frontend.delivery.reports import WorkerReports
 from enginehouse.frontend.fleet.bus_credentials import BusCredentials
 from enginehouse.frontend.fleet.nodes import Nodes
+from enginehouse.frontend.fleet.sign_in_limit import SignInLimit
 from enginehouse.frontend.fleet.tokens import Keys
 from enginehouse.frontend.localai.worker_tokens import WorkerTokens
 from enginehouse.frontend.watching.views import render_time
@@ -37,13 +38,26 @@ class WorkerRoutes:
         self._keys = keys
         self._credentials = credentials
         self._heartbeat_seconds = heartbeat_seconds
+        self._strangers = SignInLimit()
 
-    async def challenge(self, _request: Request) -> Response:
-        return json_response(ChallengeReply(challenge=await self._nodes.challenge()))
+    async def challenge(self, request: Request) -> Response:
+        now = None if _is_invited(request) else self._keys.now()
+        return json_response(ChallengeReply(challenge=await self._nodes.challenge(now)))
 
     async def register(self, request: Request) -> Response:
         asked = await read_body(request, RegisterRequest)
-        registered = await self._nodes.register(asked, _origin(request))
+        origin = _origin(request)
+        if _is_invited(request):
+            registered = await self._nodes.register(asked, origin)
+        else:
+            # By its key alone. Each attempt costs a transaction, and anybody may try.
+            wait = self._strangers.begin(origin.host, self._keys.now())
+            if wait:
+                error = RateLimited("cannot register: this address was refused too often; wait a minute")
+                error.retry_after_seconds = self._strangers.retry_seconds(wait)
+                raise error
+            registered = await self._nodes.register(asked, origin, is_invited=False)
+            self._strangers.forgive(origin.host)
         node = registered.node
         if not node.report.is_whole and not await self._credentials.is_refresh(node.id):
             # A LocalAI worker: registering is its only sign that it was restarted.
@@ -130,6 +144,11 @@ class WorkerRoutes:
             for one in node.report.replicas
         ]
         return json_response(running)
+
+
+def _is_invited(request: Request) -> bool:
+    """Whether a machine comes with a join token; without one it may be a node that has only its key."""
+    return caller_of(request).role != "stranger"
 
 
 def _origin(request: Request) -> JoinOrigin:

@@ -68,6 +68,15 @@ class ListedToken(Struct, frozen=True, kw_only=True):
     tokens_per_minute: int = 0
     expires_at: str = ""
     expired: bool = False
+    last_used_at: str = ""
+    old_until: str = ""  # when the secret before a rotation ends
+    file_renewed: bool = False
+
+
+class RejectedNode(Struct, frozen=True, kw_only=True):
+    name: str
+    fingerprint: str = ""
+    rejected_at: str = ""
 
 
 class LoginLink(Struct, frozen=True, kw_only=True):
@@ -82,6 +91,7 @@ class ListedAudit(Struct, frozen=True, kw_only=True):
     method: str = ""
     path: str = ""
     summary: str = ""
+    target: str = ""
     status: int = 0
     error: str = ""
     operation_id: str = ""

@@ -14,7 +14,9 @@ from msgspec import Struct
 
 from enginehouse.core.address import is_loopback as is_loopback_host
 from enginehouse.core.address import is_within, parse_endpoint, plain_host
-from enginehouse.core.errors import Conflict, Denied
+from enginehouse.core.errors import Conflict, Denied, Unauthenticated
+from enginehouse.core.fingerprint import fingerprint_of, is_fingerprint_of
+from enginehouse.core.name import shown
 from enginehouse.core.node import Node
 
 
@@ -65,6 +67,24 @@ def find_known(name: str, public_key: str, address: str, origin: JoinOrigin, nam
     # A node that joined before claims were recorded, or that got its own token since.
     takes_over = [node for node in keyless if node.address == address and (origin.only_node or not node.claim)]
     return takes_over[0] if takes_over else None
+
+
+def uninvited(name: str) -> Unauthenticated:
+    return Unauthenticated(
+        f"cannot register {name} without a join token: this server has not approved its key. Create a token with "
+        "`enginehouse tokens create --role join`, or approve the key with --approve-keys"
+    )
+
+
+def check_fingerprint(node: Node, fingerprint: str) -> None:
+    """Refuse a node with another key. An empty fingerprint is that of every key."""
+    if fingerprint and not is_fingerprint_of(fingerprint, node.public_key):
+        has = f"its key is {fingerprint_of(node.public_key)}" if node.public_key else "it has no key"
+        raise Conflict(
+            f"cannot approve {node.name}: {has}, not {shown(fingerprint)}. Another machine may use its name",
+            code="fingerprint_mismatch",
+            param="fingerprint",
+        )
 
 
 def approval_lost(known: Node, address: str, networks: Collection[str]) -> str:

@@ -183,6 +183,7 @@ class NodeView(Capacity, frozen=True, omit_defaults=False, kw_only=True):
     heartbeat_age_seconds: float | None = None
     degraded: bool = False  # it sends heartbeats but has no connection to the bus
     worker_version: str = ""
+    behind: bool = False  # its worker is older than the frontend that tells this
     engine_confinement: str = ""
     waits_for: str = ""  # why it waits for approval again
     backends: tuple[InstalledBackend, ...] = ()

@@ -29,21 +29,21 @@ class _MessageReply(Struct):
 
 
 class WorkerLink:
-    """`ports.Link` over the clients of equal frontends, which carry the join token. A Go frontend issues no token per
-    node: there the join token is the only one.
+    """`ports.Link` over the clients of equal frontends, which carry the join token. A node that was approved registers
+    by its key alone. A Go frontend issues no token per node: there the join token is the only one.
     """
 
     def __init__(self, *clients: FrontendClient) -> None:
         self._clients = list(clients)
 
-    async def challenge(self) -> str:
+    async def challenge(self, *, by_key: bool = False) -> str:
         """The challenge, or "" if the frontend has none, as LocalAI's.
 
         Any refusal counts as none. A frontend of ours that was only busy refuses the registration without a challenge,
         and the worker retries.
         """
         try:
-            return (await self._post("/api/node/challenge", None, ChallengeReply, None)).challenge
+            return (await self._post("/api/node/challenge", None, ChallengeReply, "" if by_key else None)).challenge
         except (NotFound, Hopeless, Invalid, Malformed):
             return ""
         except Unavailable as error:
@@ -51,8 +51,8 @@ class WorkerLink:
                 return ""
             raise
 
-    async def register(self, request: RegisterRequest) -> RegisterReply:
-        return await self._post("/api/node/register", request, RegisterReply, None)
+    async def register(self, request: RegisterRequest, *, by_key: bool = False) -> RegisterReply:
+        return await self._post("/api/node/register", request, RegisterReply, "" if by_key else None)
 
     async def heartbeat(self, node_id: NodeId, node_token: str, request: HeartbeatRequest) -> HeartbeatReply:
         path = f"/api/node/{quote(node_id, safe='')}/heartbeat"

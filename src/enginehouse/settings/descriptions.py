@@ -42,7 +42,7 @@ DESCRIPTIONS = {
     "store_timeout_seconds": "How long the database may take before requests get 503 (4s).",
     "start_wait_seconds": "How long a start waits for the database and the bus (5m).",
     "route_memory_seconds": "How long warm requests are served without the database (60s).",
-    "approve_keys": "Public keys of nodes that need no approval.",
+    "approve_keys": "Public keys (`nodes key`) of machines that need no approval and no join token.",
     "advertise_nats": "Address of NATS as workers reach it.",
     "allowed_hosts": "A host or network that may be reached although it is not public; http://HOST allows HTTP.",
     "admin_token": "The admin token of the cluster; without one, the first frontend creates it.",

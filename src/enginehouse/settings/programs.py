@@ -45,13 +45,13 @@ from enginehouse.settings.values import (
     Labels,
     Level,
     Networks,
+    NodeKeys,
     NodeName,
     Port,
     SecretText,
     Size,
     Switch,
     Text,
-    Texts,
     User,
     format_of,
     host_of_address,
@@ -111,6 +111,7 @@ class UpSettings(ServingSettings, frozen=True, kw_only=True):
     data: Path
     log_level: Level = "info"
     installing: InstallSettings = InstallSettings()
+    approve_keys: NodeKeys = ()
     node_networks: Networks = ()
     backend_galleries: Galleries = (LOCALAI,)
     model_galleries: Galleries = (LOCALAI_MODELS,)
@@ -139,7 +140,7 @@ class FrontendSettings(ServingSettings, frozen=True, kw_only=True):
     start_wait_seconds: Duration = 300.0
     # Without the store a frontend does not learn that a node or model is gone, so it uses known routes no longer.
     route_memory_seconds: Duration = 60.0
-    approve_keys: Texts = ()
+    approve_keys: NodeKeys = ()
     node_networks: Networks = ()  # an approved node may move within these without another approval
     advertise_nats: Text = ""
     backend_galleries: Galleries = (LOCALAI,)  # the built-in gallery always comes first
@@ -195,6 +196,7 @@ class RunningServer(Struct, frozen=True):
 
     url: str
     pid: int = 0
+    join_url: str = ""  # at which other machines reach it; "" if it listens on loopback only
 
 
 Settings = UpSettings | FrontendSettings | WorkerSettings | LocalSettings | ClientSettings
@@ -278,7 +280,7 @@ def load(kind: type[T], flags: Mapping[str, object], environ: Mapping[str, str],
 
     `file` defaults to `DATA/enginehouse.toml`, which need not exist.
     """
-    directory = data_directory(flags, environ)
+    directory = find_data_directory(flags, environ)
     path = file or directory / FILE_NAME
     known = {title: {setting_name(field) for field in fields_of(each)} for each, title in _PROGRAMS.items()}
     in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
@@ -320,7 +322,7 @@ def origins_of(
     kind: type[Settings], flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None
 ) -> dict[str, SettingOrigin]:
     """Where each setting of a program comes from, by field."""
-    path = file or data_directory(flags, environ) / FILE_NAME
+    path = file or find_data_directory(flags, environ) / FILE_NAME
     known = {title: {setting_name(field) for field in fields_of(each)} for each, title in _PROGRAMS.items()}
     in_file = read_file(path, _PROGRAMS[kind], known, is_required=file is not None)
     origins: dict[str, SettingOrigin] = {}
@@ -367,7 +369,7 @@ def default_node_name(hostname: str) -> str:
     return cleaned or "node"
 
 
-def data_directory(flags: Mapping[str, object], environ: Mapping[str, str]) -> Path:
+def find_data_directory(flags: Mapping[str, object], environ: Mapping[str, str]) -> Path:
     given = flags.get("data") or environ.get("ENGINEHOUSE_DATA")
     if not given:
         return default_data_directory(environ)
@@ -402,6 +404,11 @@ def fields_of(kind: type[Settings]) -> list[str]:
     """The fields of a program's settings, also of those in `installing`; without `data`, which has rules of its own."""
     nested = InstallSettings.__struct_fields__ if kind is UpSettings else ()
     return [*(field for field in kind.__struct_fields__ if field not in _NO_SETTINGS), *nested]
+
+
+def secret_fields(kind: type[Settings]) -> set[str]:
+    """The settings whose value nobody else may see."""
+    return {field for field, format in _formats_of(kind).items() if format.is_secret}
 
 
 def _formats_of(kind: type[Settings]) -> dict[str, Format]:
@@ -446,10 +453,16 @@ def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given
 
 
 def _running_server(directory: Path) -> str:
+    running = running_server(directory)
+    return running.url if running else ""
+
+
+def running_server(directory: Path) -> RunningServer | None:
+    """The `up` of a data directory as it described itself; None if none has, or it ended in order."""
     try:
-        return msgspec.json.decode((directory / "server.json").read_bytes(), type=RunningServer).url
+        return msgspec.json.decode((directory / "server.json").read_bytes(), type=RunningServer)
     except (OSError, msgspec.DecodeError):
-        return ""
+        return None
 
 
 def _token_in(path: Path) -> str:

@@ -214,6 +214,15 @@ def parse_list(value: object) -> tuple[str, ...]:
     return tuple(parse_text(item) for item in items if not isinstance(item, str) or item.strip())
 
 
+def parse_node_keys(value: object) -> tuple[str, ...]:
+    """Read a list of public keys, as `enginehouse nodes key` prints them."""
+    keys = tuple(item.strip().lower() for item in parse_list(value))
+    for key in keys:
+        if len(key) != 64 or any(digit not in "0123456789abcdef" for digit in key):
+            raise Invalid("it must have public keys of 64 hexadecimal digits, as `enginehouse nodes key` prints them")
+    return keys
+
+
 def parse_labels(value: object) -> dict[str, str]:
     """Read `key=value,key=value`, or a table in the file."""
     if isinstance(value, dict):
@@ -281,7 +290,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 Text = Annotated[str, Format(parse_text)]
 SecretText = Annotated[str, Format(parse_text, is_secret=True)]
-Texts = Annotated[tuple[str, ...], Format(parse_list)]
+NodeKeys = Annotated[tuple[str, ...], Format(parse_node_keys)]
 Count = Annotated[int, Format(parse_count)]
 CountOrZero = Annotated[int, Format(partial(parse_count, lowest=0))]
 Switch = Annotated[bool, Format(parse_switch)]

@@ -15,10 +15,12 @@ import socket
 import sqlite3
 import threading
 from contextlib import suppress
+from typing import TYPE_CHECKING, TypeAlias
 
-import psycopg
+if TYPE_CHECKING:  # importing it takes a twelfth of a frontend's start, and SQLite does not need it
+    import psycopg
 
-Driver = psycopg.Connection | sqlite3.Connection
+Driver: TypeAlias = "psycopg.Connection | sqlite3.Connection"
 
 
 class GivenUp(Exception):
@@ -88,6 +90,8 @@ class Attempt:
 
 
 def _handle(connection: psycopg.Connection) -> socket.socket | None:
+    import psycopg
+
     try:
         return socket.socket(fileno=os.dup(connection.fileno()))
     except (psycopg.Error, OSError):

@@ -13,6 +13,7 @@ from enginehouse.store.db import Connection
 from enginehouse.store.rows import insert_unless_there
 from enginehouse.store.schema import cluster_values
 
+GENERATION_BASE = "generation-base"  # above every generation that workers may have seen before a restore
 _ONE = select(cluster_values.c.value).where(cluster_values.c.name == bindparam("named"))
 _COUNT = (
     update(cluster_values)

@@ -16,22 +16,19 @@ import asyncio
 import logging
 import math
 import random
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from enginehouse.core.errors import Hopeless, Unavailable
+from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
+from enginehouse.store import migrating
 from enginehouse.store.attempts import Attempt
 from enginehouse.store.clock import StoreClock
 from enginehouse.store.engines import POSTGRES_THREADS, SQLITE_THREADS, Holding, StoreEngines, make_engines, make_gate
@@ -64,7 +61,6 @@ _HOPELESS_WORDS = (
     *("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied"),
     *("permission denied", "invalid", "unable to open database file", "not a database", "readonly"),
 )
-_migrating = threading.Lock()
 MIGRATION_LOCK = 7_301_004  # any fixed number: frontends that start together migrate one after another
 _FIRST_WAIT_SECONDS = 0.2  # between two attempts to reach the database at startup
 _LONGEST_WAIT_SECONDS = 2.0
@@ -132,7 +128,7 @@ class Store:
                     raise Unavailable(f"cannot open the database: {reason}", code="store_unavailable") from error
                 if pause == _FIRST_WAIT_SECONDS:
                     log.warning("store.waiting limit_seconds=%g error=%s", limits.start_seconds, reason)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, EnginehouseError):
                 store.close()
                 raise
             await asyncio.sleep(pause)
@@ -304,10 +300,7 @@ class Store:
 
     def _prepare(self, clock: StoreClock, attempt: Attempt) -> None:
         is_postgres = self._engine.dialect.name == "postgresql"
-        config = Config()
-        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-        # Alembic keeps its context in a global, so a process runs one migration at a time.
-        with _migrating, self._engine.connect() as connection:
+        with self._engine.connect() as connection:
             if is_postgres:
                 # A separate session, closed afterwards: changing a large table may take long.
                 connection.detach()
@@ -317,8 +310,8 @@ class Store:
                 connection.execute(text(f"set idle_in_transaction_session_timeout = {idle}"))
                 connection.commit()
                 _wait_for_migration_lock(connection)
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            migrating.refuse_newer(connection)
+            migrating.upgrade(connection)
             attempt.begin_commit()
             connection.commit()
             if not is_postgres:

@@ -12,9 +12,8 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import psycopg
 import sqlalchemy
 from msgspec import Struct
 from sqlalchemy import Connection, Engine, event
@@ -26,6 +25,9 @@ from enginehouse.store.attempts import Attempt, Driver, GivenUp
 from enginehouse.store.clock import StoreClock
 from enginehouse.store.limits import KEEPALIVE_IDLE_SECONDS, StoreLimits
 from enginehouse.store.read_gate import KEPT_LOG_BYTES, ReadGate
+
+if TYPE_CHECKING:
+    import psycopg
 
 _WAL_TRIES = 50
 
@@ -157,6 +159,8 @@ def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
 
 
 def _postgres(url: str, limits: StoreLimits, holding: Holding, threads: int, *, reads: bool = False) -> Engine:
+    import psycopg
+
     engine = sqlalchemy.create_engine(
         url,
         pool_size=threads,

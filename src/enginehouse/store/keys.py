@@ -7,12 +7,12 @@ are no tokens (`store.sessions`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Row, bindparam, delete, select, update
+from sqlalchemy import BindParameter, Row, bindparam, delete, or_, select, update
 
 from enginehouse.core.allowance import Allowance, make_allowance
 from enginehouse.store import cluster_values
@@ -31,6 +31,9 @@ class TokenRow(Struct, frozen=True):
     revoked_at: float = 0.0  # 0 while the token is valid
     expires_at: float = 0.0  # 0 if it never expires
     allowance: Allowance | None = None  # None if nothing is limited
+    used_at: float = 0.0  # 0 if never, or not since this was noted
+    previous_hash: str = ""  # of the secret before the last rotation
+    previous_until: float = 0.0  # when that ends
 
     def is_valid(self, now: float) -> bool:
         return not self.revoked_at and not self.is_expired(now)
@@ -73,6 +76,21 @@ def revoke(connection: Connection, row_id: str, now: float) -> None:
     note_change(connection)
 
 
+def rotate(connection: Connection, row: TokenRow, new_hash: str, keep_until: float, now: float, row_id: str) -> None:
+    """Give a token another secret. The old one counts until `keep_until`; then, as a row of its own, it is known as
+    revoked: a file or setting that still has it must not make it valid again.
+    """
+    values = {"hash": new_hash, "previous_hash": row.hash, "previous_until": keep_until}
+    connection.execute(update(tokens).where(tokens.c.id == row.id).values(**values))
+    old = TokenRow(row_id, row.role, row.name, row.hash, row.created_at, row.node, revoked_at=max(now, keep_until))
+    insert(connection, old)
+
+
+def note_used(connection: Connection, used: Mapping[str, float]) -> None:
+    """When each of these tokens was used, by id. It changes nothing that others have to read again."""
+    connection.execute(_NOTE_USED, [{"row_id": row_id, "at": at} for row_id, at in sorted(used.items())])
+
+
 def remove_named(connection: Connection, role: str, name: str) -> None:
     """Remove the valid tokens of this name. Revoked ones are kept."""
     named = (tokens.c.role == role, tokens.c.name == name, tokens.c.revoked_at == 0)
@@ -81,9 +99,15 @@ def remove_named(connection: Connection, role: str, name: str) -> None:
 
 
 _IS_TOKEN = tokens.c.role.not_in(["session", "login"])
+_NOTE_USED = (
+    update(tokens)
+    .where(tokens.c.id == bindparam("row_id"), tokens.c.used_at < bindparam("at"))
+    .values(used_at=bindparam("at"))
+)
 _EVERY = select(tokens).where(_IS_TOKEN).order_by(tokens.c.created_at)
 _ONE = select(tokens).where(_IS_TOKEN, tokens.c.id == bindparam("row_id"))
-_AMONG = select(tokens).where(_IS_TOKEN, tokens.c.hash.in_(bindparam("ids", expanding=True)))
+_HASHES: BindParameter[Any] = bindparam("ids", expanding=True)
+_AMONG = select(tokens).where(_IS_TOKEN, or_(tokens.c.hash.in_(_HASHES), tokens.c.previous_hash.in_(_HASHES)))
 
 
 def every(connection: Connection) -> list[TokenRow]:
@@ -111,4 +135,7 @@ def _token(row: Row[Any]) -> TokenRow:
         revoked_at=row.revoked_at,
         expires_at=row.expires_at,
         allowance=make_allowance(_MODELS.decode(row.models), row.requests_per_minute, row.tokens_per_minute),
+        used_at=row.used_at,
+        previous_hash=row.previous_hash,
+        previous_until=row.previous_until,
     )

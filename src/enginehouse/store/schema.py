@@ -300,6 +300,28 @@ tokens = Table(
     Column("grants", String(16), nullable=False, server_default=""),
     Column("parent", String(36), nullable=False, server_default=""),
     Column("address", String(64), nullable=False, server_default=""),
+    Column("used_at", Double, nullable=False, server_default="0"),  # written in batches; 0 if never
+    # The secret before a rotation, and until when it is valid.
+    Column("previous_hash", String(64), nullable=False, server_default=""),
+    Column("previous_until", Double, nullable=False, server_default="0"),
+)
+
+# Keys of machines that an operator does not want.
+rejected_keys = Table(
+    "rejected_keys",
+    metadata,
+    Column("public_key", String(64), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("rejected_at", Double, nullable=False),
+)
+
+# Names of nodes that are gone, for what is told of the past.
+removed_nodes = Table(
+    "removed_nodes",
+    metadata,
+    Column("node_id", String(36), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("removed_at", Double, nullable=False),
 )
 
 # What limited tokens used in the last minute, in steps of some seconds (`core.rate`); all frontends add to it.

@@ -106,6 +106,12 @@ def end(connection: Connection, *, session_id: str) -> bool:
     return bool(found)
 
 
+def end_of(connection: Connection, token_id: str) -> None:
+    """Delete the sessions and login codes that came from a token."""
+    connection.execute(delete(tokens).where(tokens.c.role.in_(_KINDS), tokens.c.parent == token_id))
+    keys.note_change(connection)
+
+
 def prune(connection: Connection, now: float) -> int:
     """Delete what has expired, and what came from a token that is no longer valid; return how many."""
     return connection.execute(_PRUNE, {"now": now}).rowcount

@@ -17,7 +17,7 @@ from enginehouse.core.action import Action, InstallBackend, is_same_request, poi
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import CANARY, HELD_UNTIL, OPEN, Change, Intent
 from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL_RUNNING
-from enginehouse.store import lingering
+from enginehouse.store import cluster_values, lingering
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import apply, note_ended
 from enginehouse.store.rows import ignoring_known, intent_columns, intent_of, select_among
@@ -193,7 +193,8 @@ def generation_at(connection: Connection, node_id: NodeId, subject: str) -> int:
 
 def _lock_subjects(connection: Connection, places: list[_Place]) -> dict[_Place, int]:
     """Return the last generation of each place and lock its row until the transaction ends."""
-    rows = [{"node_id": node_id, "subject": subject, "generation": 0} for node_id, subject in places]
+    base = int(cluster_values.get(connection, cluster_values.GENERATION_BASE) or 0)
+    rows = [{"node_id": node_id, "subject": subject, "generation": base} for node_id, subject in places]
     locked = connection.execute(_LOCK[connection.dialect.name], rows)
     return {(row.node_id, row.subject): int(row.generation) for row in locked}
 

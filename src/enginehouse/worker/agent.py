@@ -81,7 +81,10 @@ class Agent:
         identity = await in_thread(self._prepare)
         self._connected_at = asyncio.get_running_loop().time()
         server = self._parts.http_server
-        desk = Desk(machine=self._parts.machine, link=self._link, identity=identity, serve=server.listen)
+        files = self._parts.node_files
+        desk = Desk(
+            machine=self._parts.machine, link=self._link, identity=identity, serve=server.listen, node_files=files
+        )
         async with self._parts.supervisor:
             try:
                 while not self._stop.is_set():

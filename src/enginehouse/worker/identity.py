@@ -7,6 +7,7 @@ that the join token alone is not enough to impersonate a node.
 from __future__ import annotations
 
 import binascii
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from enginehouse.host import disk, signing
 
 
 class IdentityFiles:
-    """The node's key, and the record of its ID, its name and its servers, in the data directory."""
+    """The node's key, the record of its ID, name and servers, and why it is not joined, in the data directory."""
 
-    def __init__(self, key: Path, node: Path, frontends: Sequence[str] = ()) -> None:
+    def __init__(self, key: Path, node: Path, waiting: Path, frontends: Sequence[str] = ()) -> None:
         self._key = key
         self._node = node
+        self._waiting = waiting
         self._frontends = list(frontends)
 
     def load_identity(self) -> Identity:
@@ -32,6 +34,17 @@ class IdentityFiles:
     def write_node(self, node: RegisterReply) -> None:
         record = {"id": node.id, "name": node.name, "frontends": self._frontends, "nats_url": node.nats_url}
         disk.write_atomic(self._node, msgspec.json.encode(record))
+        self._waiting.unlink(missing_ok=True)
+
+    def was_accepted(self) -> bool:
+        return self._node.exists()
+
+    def write_waiting(self, reason: str) -> None:
+        if reason:
+            about = {"reason": reason, "since": round(time.time(), 3)}
+            disk.write_atomic(self._waiting, msgspec.json.encode(about))
+        else:
+            self._waiting.unlink(missing_ok=True)
 
 
 class Identity:

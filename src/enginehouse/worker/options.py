@@ -70,6 +70,11 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     def node_file(self) -> Path:
         return self.directory / "node.json"
 
+    @property
+    def waiting_file(self) -> Path:
+        """Why this worker is not joined; absent while it is."""
+        return self.directory / "waiting.json"
+
     def make_directories(self) -> None:
         """Create the directories with a private mode: they hold replica keys and programs that run as this user."""
         for path in (

@@ -49,13 +49,19 @@ class Signer(Protocol):
 
 
 class NodeFiles(Protocol):
-    """The files that hold the worker's identity. Both methods block."""
+    """The files that hold the worker's identity. All methods block."""
 
     def load_identity(self) -> Signer:
         """Load the node's key; the first start creates it."""
 
     def write_node(self, node: RegisterReply) -> None:
         """Record the node's ID and name, for people and programs on this machine."""
+
+    def was_accepted(self) -> bool:
+        """Whether this worker was ever accepted as a node here."""
+
+    def write_waiting(self, reason: str) -> None:
+        """Record why this worker is not joined, for people and programs on this machine; "" once it is."""
 
 
 class Generations(Protocol):

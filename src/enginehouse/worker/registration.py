@@ -1,7 +1,9 @@
 """Registers the worker with a frontend and waits for approval.
 
-Permanent refusals (a wrong token, a refused name) raise the frontend's error. Everything else is retried, with one log
-line per reason. Every attempt builds a new request, so that its figures are current.
+A worker that was accepted before proves itself by its key, and needs no token; it never gives up: a server may have
+been restored from a backup, or its operator may be about to approve it again. To one that never was, a refusal (a wrong
+token, a refused name) is final and raises the frontend's error. Everything else is retried, with one log line per
+reason. Every attempt builds a new request, so that its figures are current.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
-from enginehouse.core.errors import Conflict, EnginehouseError, Unavailable
+from enginehouse.core.errors import Conflict, Denied, EnginehouseError, NotFound, Unauthenticated, Unavailable
 from enginehouse.core.node_api import RegisterReply, RegisterRequest
 from enginehouse.host.blocking import in_thread
 from enginehouse.ports import Link
 from enginehouse.worker.options import WorkerOptions
-from enginehouse.worker.parts import Machine, Signer
+from enginehouse.worker.parts import Machine, NodeFiles, Signer
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ PENDING_FIRST_SECONDS = 2.0
 PENDING_GROWTH = 1.3
 PENDING_CAP_SECONDS = 12.0
 JITTER = 0.2  # of a pause: machines that started together do not ask together for ever
+REFUSED_FIRST_SECONDS = 2.0
+REFUSED_CAP_SECONDS = 60.0  # a server that was restored gets its workers back within about a minute
 RETRY_FIRST_SECONDS = 0.5
 RETRY_CAP_SECONDS = 10.0  # a frontend that comes back is found within this time
 
@@ -46,6 +50,7 @@ class Desk(Struct, frozen=True, kw_only=True):
     machine: Machine
     link: Link
     identity: Signer
+    node_files: NodeFiles
     # Serves HTTP at a host of this machine, and returns the port; 0 if it cannot.
     serve: Callable[[str], Awaitable[int]]
 
@@ -53,15 +58,22 @@ class Desk(Struct, frozen=True, kw_only=True):
 async def join(options: WorkerOptions, desk: Desk, stop: asyncio.Event) -> Joined | None:
     """Register until the node is accepted; None if `stop` is set first."""
     link = desk.link
-    pause, logged, host = RETRY_FIRST_SECONDS, "", options.advertise_host or link.local_address()
-    pending = pending_pauses()
+    pause, host = RETRY_FIRST_SECONDS, options.advertise_host or link.local_address()
+    pending, refused = pending_pauses(), refused_pauses()
+    told = _Told(desk.node_files)
+    was_accepted = await in_thread(desk.node_files.was_accepted)
+    by_key = was_accepted or not options.join_token
     while not stop.is_set():
         try:
             # First, because the connection also reveals the local address, which is part of the signed claims.
-            challenge = await link.challenge()
+            challenge = await link.challenge(by_key=by_key)
+            if by_key and not challenge and options.join_token:
+                by_key = False  # LocalAI's frontends know tokens only
+                continue
             host = host or link.local_address()
             addresses = NodeAddresses(host, await desk.serve(host) if host else 0)
-            node = await link.register(await in_thread(registration, options, desk, addresses, challenge))
+            request = await in_thread(registration, options, desk, addresses, challenge)
+            node = await link.register(request, by_key=by_key)
             approve = f"`enginehouse nodes approve {node.name}`"
             reason = f"node {node.name} ({node.id}) waits for approval; approve it with {approve}"
             if host and node.status != "pending":
@@ -70,12 +82,22 @@ async def join(options: WorkerOptions, desk: Desk, stop: asyncio.Event) -> Joine
         except Unavailable as error:
             reason = error.message
             wait, pause = pause, min(RETRY_CAP_SECONDS, 2 * pause)
+        except (Unauthenticated, Denied, NotFound) as error:
+            if by_key and options.join_token:
+                by_key = False  # the token may be good for what the key is not
+                continue
+            # The missing address, which only the first connection reveals, may be the reason for the refusal.
+            if not was_accepted and (host or not link.local_address()):
+                raise
+            wait = next(refused) if was_accepted else 0.0
+            reason, by_key = error.message, was_accepted or not options.join_token
+            if was_accepted:
+                told.refused(reason, wait)
         except Conflict as error:
             if error.code != CHALLENGE_REFUSED:
                 raise
             reason, wait = error.message, RETRY_FIRST_SECONDS
         except EnginehouseError as error:
-            # The missing address, which only the first connection reveals, may be the reason for the refusal.
             if host or not link.local_address():
                 raise
             reason, wait = error.message, 0.0
@@ -83,13 +105,40 @@ async def join(options: WorkerOptions, desk: Desk, stop: asyncio.Event) -> Joine
         known = options.advertise_host or link.local_address() or ("127.0.0.1" if not wait else "")
         if known != host:
             host, wait = known, 0.0
-        elif reason != logged:
-            log.warning("worker.waiting reason=%s", reason)
-            logged = reason
+        else:
+            await in_thread(told.waits, reason)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await stop.wait()
     return None
+
+
+class _Told:
+    """What this worker has said about why it is not joined: in its log, and in a file for programs on this machine."""
+
+    def __init__(self, files: NodeFiles) -> None:
+        self._files = files
+        self._reason = ""
+
+    def refused(self, reason: str, wait_seconds: float) -> None:
+        """Said at every attempt: nothing else tells that this machine takes no work."""
+        log.error("worker.refused reason=%s again_in_seconds=%.0f", reason, wait_seconds)
+
+    def waits(self, reason: str) -> None:
+        if reason == self._reason:
+            return
+        self._reason = reason
+        log.warning("worker.waiting reason=%s", reason)
+        with contextlib.suppress(OSError):  # a full disk is told of by what needs it
+            self._files.write_waiting(reason)
+
+
+def refused_pauses() -> Iterator[float]:
+    """The pauses between registrations of a node that was accepted once and is refused now."""
+    seconds = REFUSED_FIRST_SECONDS
+    while True:
+        yield seconds * random.uniform(1 - JITTER, 1 + JITTER)
+        seconds = min(REFUSED_CAP_SECONDS, 2 * seconds)
 
 
 def pending_pauses() -> Iterator[float]:

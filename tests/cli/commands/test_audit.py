@@ -16,7 +16,8 @@ ROWS = [
         "role": "admin",
         "address": "10.0.0.9",
         "method": "POST",
-        "path": "/api/operations",
+        "path": "/api/nodes/11111111-0000-4000-8000-000000000001/drain",
+        "target": "attic",
         "status": 202,
         "operation_id": "3f2a9c1d-0000-4000-8000-000000000001",
         "new_field": 1,
@@ -31,7 +32,11 @@ def test_each_record_has_its_line(tmp_path: Path) -> None:
         result = run(world, tmp_path, "audit")
     assert result.exit_code == 0, result.stderr
     assert [line.split("\t") for line in result.stdout.splitlines()] == [
-        ["2026-01-02 10:00:00", "laptop", "admin", "10.0.0.9", "POST /api/operations", "202", "3f2a9c1d"],
+        [
+            *("2026-01-02 10:00:00", "laptop", "admin", "10.0.0.9"),
+            "POST /api/nodes/11111111-0000-4000-8000-000000000001/drain (attic)",
+            *("202", "3f2a9c1d"),
+        ],
         ["2026-01-02 09:00:00", "-", "-", "10.0.0.9", "POST /api/session", "401 unauthenticated", ""],
         [
             "2026-01-02 08:00:00",

@@ -108,6 +108,7 @@ ANSWERS = {
                 "healthy",
                 "3s ago",
                 "linux/amd64",
+                "0.1.0",
                 "",
                 "4.0 GiB of 8.0 GiB",
                 "xllamacpp, engine",
@@ -283,7 +284,8 @@ def test_limits_of_a_token_are_passed_on_and_shown(tmp_path: Path) -> None:
     assert first == {"role": "user", **limits, "ttl_seconds": 30 * 86400.0}
     assert second == {"role": "user", **limits, "ttl_seconds": 5400.0}
     lines = [line.split("\t") for line in listed.stdout.splitlines()]
-    assert [line[5:] for line in lines] == [
+    assert [line[5] for line in lines] == ["never", "never"]
+    assert [line[6:] for line in lines] == [
         ["2027-01-02 03:04:05", "tiny, org/*, 5 requests/min, 600 tokens/min"],
         ["expired", ""],
     ]

@@ -88,7 +88,7 @@ def test_what_a_node_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
         result = run(world, tmp_path, "nodes", "list")
     assert "\x1b" not in result.stdout
     assert len(result.stdout.splitlines()) == 1
-    assert len(result.stdout.split("\t")) == 9
+    assert len(result.stdout.split("\t")) == 10
 
 
 def test_joining_without_a_token_says_how_to_get_one(tmp_path: Path) -> None:

@@ -21,7 +21,16 @@ CLOSED = Welcome(
     admin_token_file="/data/admin.token",
     is_open=False,
     join="enginehouse join http://127.0.0.1:8080 --token T --name second",
+    join_sha256="",
+    join_token_file="/data/join.token",
     try_it="enginehouse run tiny-chat",
+    down="enginehouse down",
+)
+OPEN = msgspec.structs.replace(
+    CLOSED,
+    is_open=True,
+    join="curl -fsS http://10.0.0.1:8080/join.sh | sh -s -- http://10.0.0.1:8080",
+    join_sha256="ab" * 32,
 )
 
 
@@ -30,6 +39,23 @@ def test_people_see_the_address_the_token_the_join_line_and_what_to_try(capsys: 
     said = capsys.readouterr().out
     for told in ("http://127.0.0.1:8080/v1", CLOSED.admin_token_file, CLOSED.join, CLOSED.try_it, "--host 0.0.0.0"):
         assert told in said
+
+
+def test_an_open_server_shows_the_line_for_a_bare_machine_with_the_digest_of_its_script(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _greet_people(OPEN)
+    said = capsys.readouterr().out
+    for told in (OPEN.join, OPEN.join_sha256, OPEN.join_token_file):
+        assert told in said
+
+
+def test_a_detached_server_says_how_to_stop_it(capsys: pytest.CaptureFixture[str]) -> None:
+    _greet_people(CLOSED, is_detached=True, log="/data/logs/up.log")
+    said = capsys.readouterr().out
+    assert "`enginehouse down` stops it" in said
+    assert "/data/logs/up.log" in said
+    assert "Ctrl-C" not in said
 
 
 def test_people_see_a_link_that_signs_them_in_and_without_one_how_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +80,10 @@ def test_programs_get_the_same_in_one_line(capsys: pytest.CaptureFixture[str]) -
         "admin_token_file": CLOSED.admin_token_file,
         "is_open": False,
         "join": CLOSED.join,
+        "join_sha256": "",
+        "join_token_file": CLOSED.join_token_file,
         "try_it": CLOSED.try_it,
+        "down": CLOSED.down,
     }
 
 

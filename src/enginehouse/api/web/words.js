@@ -229,3 +229,13 @@ export function names(list, most = 3) {
     return list.length > 1 ? `${list.slice(0, -1).join(", ")} and ${list[list.length - 1]}` : list[0] || "";
   return `${list.slice(0, most).join(", ")} and ${list.length - most} more`;
 }
+
+/** The line that makes another machine a node; a shell reads its words as they are. The token is never in it. */
+export function joinLine(origin, name, isService) {
+  const words = [origin, ...(name ? ["--name", name] : []), ...(isService ? ["--service"] : [])];
+  return `curl -fsS ${shellWord(`${origin}/join.sh`)} | sh -s -- ${words.map(shellWord).join(" ")}`;
+}
+
+function shellWord(word) {
+  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
+}

@@ -38,6 +38,8 @@ def entry(limit: int, who: str, path: str, before: str) -> None:
 
 def _row(one: ListedAudit) -> tuple[str, ...]:
     what = f"{one.method} {one.path}".strip() or one.summary
+    if one.target and one.target not in what:
+        what += f" ({one.target})"  # a path may have an id only, of a node that is gone by now
     result = " ".join([str(one.status), one.error]).strip() if one.status else ""
     many = f" ({one.count} times)" if one.count > 1 else ""
     when = one.at.partition(".")[0].rstrip("Z").replace("T", " ")

@@ -21,7 +21,7 @@ from enginehouse.cli.options.shared import command, emit_json, given
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Denied, EnginehouseError, NotFound, Unauthenticated, Unavailable
 from enginehouse.core.finding import Finding, ReachRecord, has_problem
-from enginehouse.settings.programs import data_directory
+from enginehouse.settings.programs import find_data_directory
 
 LOOK_SECONDS = 30.0  # the frontend tries every node, each for two seconds at most
 STALE_SECONDS = 900.0  # a worker asks every five minutes
@@ -44,7 +44,7 @@ def entry(everything: bool) -> int:
     """
     from enginehouse.cli.commands.doctor_here import look_here
 
-    data = data_directory({"data": given().data}, os.environ)
+    data = find_data_directory({"data": given().data}, os.environ)
     found = [*look_here(data), *_look_at_server(read_node_record(data), data)]
     if not emit_json({"needs_person": has_problem(found), "findings": found}):
         _show(found, everything=everything)

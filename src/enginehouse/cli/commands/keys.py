@@ -6,13 +6,21 @@ from typing import Any
 
 import click
 
-from enginehouse.cli.commands.tokens import end_token, limits, make_token, show_tokens, wanted_limits
+from enginehouse.cli.commands.tokens import (
+    end_token,
+    keep_old,
+    limits,
+    make_token,
+    renew_token,
+    show_tokens,
+    wanted_limits,
+)
 from enginehouse.cli.options.shared import command, group
 
 
 @group("keys", examples=("enginehouse keys create --name my-app", "enginehouse keys revoke my-app"))
 def entry() -> None:
-    """Create, list and revoke API keys of applications.
+    """Create, list, rotate and revoke API keys of applications.
 
     A key is a token for the OpenAI routes only.
     """
@@ -39,5 +47,13 @@ def revoke(key: str) -> None:
     end_token(key, "user")
 
 
-for each in (create, list_keys, revoke):
+@command("rotate", examples=("enginehouse keys rotate my-app --keep-old 24h",))
+@click.argument("key")
+@keep_old
+def rotate(key: str, keep_old: str) -> None:
+    """Give KEY (a name or id) a new secret and print it. Name, limits and usage stay."""
+    renew_token(key, "user", keep_old)
+
+
+for each in (create, list_keys, revoke, rotate):
     entry.add_command(each)

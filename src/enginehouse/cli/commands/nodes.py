@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
 
 import click
 
-from enginehouse.cli.client.connect import connect, read, segment
+from enginehouse.cli.answers import RejectedNode
+from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.client.follow import exit_code_of, follow
 from enginehouse.cli.client.listing import every_node
 from enginehouse.cli.client.selectors import checked_selectors, has_labels, selector_option
 from enginehouse.cli.client.watching import watchable
+from enginehouse.cli.commands.nodes_add import add
 from enginehouse.cli.commands.ops import finish
 from enginehouse.cli.options.durations import DURATION
-from enginehouse.cli.options.shared import command, emit, emit_json, group, no_follow_option, wants_json
+from enginehouse.cli.options.shared import (
+    NO_SERVER,
+    command,
+    emit,
+    emit_json,
+    given,
+    group,
+    no_follow_option,
+    wants_json,
+)
 from enginehouse.cli.terminal import output
 from enginehouse.core.backend import InstalledBackend
 from enginehouse.core.capacity import GraphicsCard
-from enginehouse.core.errors import Invalid
+from enginehouse.core.errors import Conflict, Invalid
+from enginehouse.core.fingerprint import DIGITS, fingerprint_of
 from enginehouse.core.name import check_name
 from enginehouse.core.progress import format_bytes
 from enginehouse.core.replica import RunningReplica
 from enginehouse.core.views import NodeView
+from enginehouse.settings.programs import UpSettings, load
 
 JOIN_SECONDS = 20.0  # a worker that has been pending for long asks every fifteen seconds, then connects
 LOOK_SECONDS = 0.2
 NOT_YET_SAFE = 3  # the exit code of a drain that did not end in time: a part of it is done
 
 
-@group("nodes", examples=("enginehouse nodes list", "enginehouse nodes approve attic"))
+@group("nodes", examples=("enginehouse nodes list", "enginehouse nodes add", "enginehouse nodes approve attic"))
 def entry() -> None:
-    """List, approve, drain and remove nodes."""
+    """List, approve, reject, drain and remove nodes."""
 
 
 @command("list", examples=("enginehouse nodes list", "enginehouse nodes list --watch", "enginehouse nodes list --json"))
@@ -51,6 +66,7 @@ def list_nodes(selectors: tuple[str, ...]) -> None:
             facts_of(node),
             heard(node.heartbeat_age_seconds),
             node.platform,
+            f"{node.worker_version} (behind)" if node.behind else node.worker_version,
             _accelerator(node.gpu_vendor, node.total_vram),
             free_of(node.available_ram, node.total_ram),
             ", ".join(backend.name for backend in node.backends if not backend.is_meta),
@@ -59,10 +75,12 @@ def list_nodes(selectors: tuple[str, ...]) -> None:
         )
         for node in read(answer, tuple[NodeView, ...])
     ]
-    columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
+    columns = ("NAME", "STATUS", "HEARD", "PLATFORM", "VERSION", "GPU", "FREE RAM", "BACKENDS", "MODELS", "ID")
     # The id would wrap the lines on a terminal; a pipe and `nodes show` have it.
     shown = len(columns) - 1 if output.is_terminal(sys.stdout) else len(columns)
-    output.emit_table(columns[:shown], [row[:shown] for row in rows], "no nodes yet; join one with `enginehouse join`")
+    output.emit_table(
+        columns[:shown], [row[:shown] for row in rows], "no nodes yet; `enginehouse nodes add` says how to join one"
+    )
 
 
 @command("show", examples=("enginehouse nodes show attic",))
@@ -94,7 +112,7 @@ def show(node: str) -> None:
         ("free disk", free_of(found.available_disk, found.total_disk)),
         ("labels", ", ".join(f"{key}={value}" for key, value in sorted(found.labels.items()))),
         ("key", found.fingerprint),
-        ("version", found.worker_version),
+        ("version", f"{found.worker_version} (behind this server)" if found.behind else found.worker_version),
         ("engines confined", found.engine_confinement),
         ("joined", f"{output.age_of(found.created_at)} ago" if found.created_at else ""),
         *(("backend", _installed(one)) for one in found.backends),
@@ -103,15 +121,54 @@ def show(node: str) -> None:
     output.emit_facts(facts)
 
 
-@command("approve", examples=("enginehouse nodes approve attic", "enginehouse nodes approve attic --no-wait"))
-@click.argument("node")
+@command(
+    "approve",
+    examples=(
+        "enginehouse nodes approve attic --fingerprint 3f2a-91bc-07de-55a1",
+        "enginehouse nodes approve attic cellar --no-wait",
+    ),
+)
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+@click.option("--fingerprint", default="", metavar="WORDS", help="Only the machine with this key, as `join` shows.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it has joined.")
-def approve(node: str, no_wait: bool) -> None:
-    """Approve a pending NODE (a name or id) and wait until it has joined, at most 20 seconds."""
+def approve(nodes: tuple[str, ...], fingerprint: str, no_wait: bool) -> None:
+    """Approve each pending NODE (a name or id) and wait until it has joined, at most 20 seconds.
+
+    Compare the fingerprint with what `join` shows on that machine: with --fingerprint another machine that uses the
+    name is refused.
+    """
+    if fingerprint and len(nodes) > 1:
+        raise click.UsageError("--fingerprint is that of one machine: name one node")
     frontend = connect()
-    answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/approve")
-    found = read(answer, NodeView)
+    wanted = [_with_key(frontend, check_name(node, "node"), fingerprint) for node in nodes]
+    body = {"fingerprint": fingerprint} if fingerprint else None
+    answers = [frontend.post(f"/api/nodes/{segment(node)}/approve", body) for node in wanted]
     deadline = time.monotonic() + (0.0 if no_wait else JOIN_SECONDS)
+    for answer in answers:
+        _wait_for(frontend, answer, deadline, no_wait=no_wait)
+
+
+def _with_key(frontend: FrontendApi, node: str, fingerprint: str) -> str:
+    """The id of the pending node that has this key; the name itself if no fingerprint is given. An older frontend does
+    not compare keys, and a key has one node of this name.
+    """
+    if not fingerprint:
+        return node
+    every = read(frontend.get(f"/api/nodes?name={segment(node)}"), tuple[NodeView, ...])
+    pending = [one for one in every if node in (one.name, one.id) and not one.approved]
+    digits = re.sub("[^0-9a-f]", "", fingerprint.lower())[:DIGITS]
+    found = [one for one in pending if digits == re.sub("-", "", one.fingerprint)]
+    if pending and not found:
+        shown = ", ".join(one.fingerprint or "none" for one in pending)
+        raise Conflict(
+            f"cannot approve {node}: its key is {shown}, not {fingerprint}. Another machine may use its name",
+            code="fingerprint_mismatch",
+        )
+    return found[0].id if found else node
+
+
+def _wait_for(frontend: FrontendApi, answer: object, deadline: float, *, no_wait: bool) -> None:
+    found = read(answer, NodeView)
     while found.status != "healthy" and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         answer = frontend.get(f"/api/nodes/{segment(found.id)}")
@@ -127,8 +184,51 @@ def approve(node: str, no_wait: bool) -> None:
         )
 
 
-@command("drain", examples=("enginehouse nodes drain attic", "enginehouse nodes drain attic --wait 2m"))
-@click.argument("node")
+@command(
+    "reject",
+    examples=(
+        "enginehouse nodes reject stranger",
+        "enginehouse nodes reject --list",
+        "enginehouse nodes reject stranger --undo",
+    ),
+)
+@click.argument("nodes", nargs=-1, metavar="NODE...")
+@click.option("--undo", is_flag=True, help="Let it ask to join again.")
+@click.option("--list", "is_list", is_flag=True, help="List what was rejected.")
+def reject(nodes: tuple[str, ...], undo: bool, is_list: bool) -> None:
+    """Remove each pending NODE (a name or id) and refuse its key, whatever name it uses.
+
+    One of LocalAI's workers has no key: revoke its join token too.
+    """
+    frontend = connect()
+    if is_list:
+        answer = frontend.get("/api/nodes/rejected")
+        if not emit_json(answer):
+            rows = [
+                (one.name, one.fingerprint, output.age_of(one.rejected_at))
+                for one in read(answer, tuple[RejectedNode, ...])
+            ]
+            output.emit_table(("NAME", "FINGERPRINT", "AGE"), rows, "no rejected machines")
+        return
+    if not nodes:
+        raise click.UsageError("name a node, or give --list")
+    for node in nodes:
+        if undo:
+            emit(frontend.delete(f"/api/nodes/rejected/{segment(node)}"), f"{node} may ask to join again")
+        else:
+            answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/reject")
+            emit(answer, f"rejected {node}")
+
+
+@command(
+    "drain",
+    examples=(
+        "enginehouse nodes drain attic",
+        "enginehouse nodes drain attic cellar",
+        "enginehouse nodes drain attic --wait 2m",
+    ),
+)
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
 @click.option(
     "--wait",
     "wait_seconds",
@@ -137,8 +237,8 @@ def approve(node: str, no_wait: bool) -> None:
     help="Wait so long at most until it is safe to stop; exit with 3 if it is not by then.",
 )
 @no_follow_option
-def drain(node: str, wait_seconds: float | None, no_follow: bool) -> int:
-    """Give NODE no more work and stop its replicas, until it is safe to stop its machine.
+def drain(nodes: tuple[str, ...], wait_seconds: float | None, no_follow: bool) -> int:
+    """Give each NODE no more work and stop its replicas, until it is safe to stop its machine.
 
     Replicas stop when their answers have ended. Models that have no other replica are loaded on another node first.
     Operations for NODE wait until `enginehouse nodes resume`. A node that is away is drained when it returns; without
@@ -147,10 +247,22 @@ def drain(node: str, wait_seconds: float | None, no_follow: bool) -> int:
     if no_follow and wait_seconds is not None:
         raise click.UsageError("--wait and --no-follow exclude each other")
     frontend = connect()
-    answer = frontend.request("POST", f"/api/nodes/{segment(check_name(node, 'node'))}/drain")
+    names = [check_name(node, "node") for node in nodes]
+    # All are requested before the first is followed, so that no model moves to a node that is drained next.
+    answers = [frontend.request("POST", f"/api/nodes/{segment(name)}/drain") for name in names]
+    deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
+    codes = [_follow_drain(frontend, answer, deadline, wait_seconds, no_follow=no_follow) for answer in answers]
+    failed = [code for code in codes if code not in (0, NOT_YET_SAFE)]
+    return failed[0] if failed else max(codes)
+
+
+def _follow_drain(
+    frontend: FrontendApi, answer: object, deadline: float | None, wait_seconds: float | None, *, no_follow: bool
+) -> int:
     if no_follow:
         return finish(frontend, answer, no_follow=True)
-    ended = follow(frontend, answer, limit_seconds=wait_seconds)
+    left_seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
+    ended = follow(frontend, answer, limit_seconds=left_seconds)
     if ended.status == "succeeded" and not wants_json():
         output.say(f"{ended.name} is drained and safe to stop")
     if wait_seconds is not None and not ended.has_ended:
@@ -160,20 +272,43 @@ def drain(node: str, wait_seconds: float | None, no_follow: bool) -> int:
     return exit_code_of(ended)
 
 
-@command("resume", examples=("enginehouse nodes resume attic",))
-@click.argument("node")
-def resume(node: str) -> None:
-    """Give a drained NODE work again."""
-    answer = connect().post(f"/api/nodes/{segment(check_name(node, 'node'))}/resume")
-    emit(answer, f"resumed {node}")
+@command("resume", examples=("enginehouse nodes resume attic", "enginehouse nodes resume attic cellar"))
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+def resume(nodes: tuple[str, ...]) -> None:
+    """Give each drained NODE work again."""
+    frontend = connect()
+    for node in nodes:
+        emit(frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/resume"), f"resumed {node}")
 
 
-@command("remove", examples=("enginehouse nodes remove attic",))
-@click.argument("node")
-def remove(node: str) -> None:
-    """Remove NODE and cancel its waiting operations. A worker that still runs there registers again as pending."""
-    answer = connect().delete(f"/api/nodes/{segment(check_name(node, 'node'))}")
-    emit(answer, f"removed {node}")
+@command("remove", examples=("enginehouse nodes remove attic", "enginehouse nodes remove attic cellar --force"))
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+@click.option("--force", is_flag=True, help="Also a healthy node that is not drained.")
+def remove(nodes: tuple[str, ...], force: bool) -> None:
+    """Remove each NODE and cancel its waiting operations.
+
+    A healthy node that is not drained is refused without --force. A worker that still runs there registers again as
+    pending. The name stays in the history.
+    """
+    frontend, query = connect(), "?force=true" if force else ""
+    for node in nodes:
+        emit(frontend.delete(f"/api/nodes/{segment(check_name(node, 'node'))}{query}"), f"removed {node}")
+
+
+@command("key", meanings=NO_SERVER, examples=("enginehouse nodes key",))
+def key() -> None:
+    """Print the public key of this machine as a node; it is made now if there is none.
+
+    A server that was started with --approve-keys and this key lets the machine join without approval and token.
+    """
+    settings = load(UpSettings, {"data": given().data}, os.environ)
+    from enginehouse import run
+
+    public_key = run.node_key(settings.data)
+    fingerprint = fingerprint_of(public_key)
+    if not emit_json({"public_key": public_key, "fingerprint": fingerprint}):
+        output.say(public_key)
+        output.remark(f"fingerprint: {fingerprint}")
 
 
 @command("label", examples=("enginehouse nodes label attic zone=home gpu=big", "enginehouse nodes label attic zone-"))
@@ -247,5 +382,5 @@ def _card(card: GraphicsCard) -> str:
     return f"{card.name}: {memory}" if card.name else memory
 
 
-for each in (list_nodes, show, approve, drain, resume, remove, label):
+for each in (list_nodes, show, add, approve, reject, drain, resume, remove, label, key):
     entry.add_command(each)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from enginehouse.cli.answers import ListedToken
-from enginehouse.cli.client.connect import connect, read, segment
+from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.options.shared import command, emit_json, group
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Invalid, NotFound
@@ -38,12 +39,12 @@ def wanted_limits(
         "models": list(models),
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
-        "ttl_seconds": _ttl_seconds(ttl) if ttl else None,
+        "ttl_seconds": _seconds("--ttl", ttl) if ttl else None,
     }
     return {name: value for name, value in every.items() if value}
 
 
-def _ttl_seconds(text: str) -> float:
+def _seconds(option: str, text: str) -> float:
     from enginehouse.settings.values import parse_duration
 
     days, _, rest = text.strip().partition("d")
@@ -53,13 +54,22 @@ def _ttl_seconds(text: str) -> float:
         return parse_duration(text)
     except Invalid as error:
         raise Invalid(
-            f"cannot use {text!r} as --ttl: {error.message}, or like 30d", code="invalid_setting", param="ttl"
+            f"cannot use {text!r} as {option}: {error.message}, or like 30d",
+            code="invalid_setting",
+            param=option.strip("-"),
         ) from error
 
 
-@group("tokens", examples=("enginehouse tokens create --role join", "enginehouse tokens revoke laptop"))
+@group(
+    "tokens",
+    examples=(
+        "enginehouse tokens create --role join",
+        "enginehouse tokens rotate admin",
+        "enginehouse tokens revoke laptop",
+    ),
+)
 def entry() -> None:
-    """Create, list and revoke access tokens."""
+    """Create, list, rotate and revoke access tokens."""
 
 
 @command(
@@ -102,6 +112,26 @@ def revoke(name: str) -> None:
     end_token(name, "")
 
 
+keep_old = click.option(
+    "--keep-old", default="", metavar="DURATION", help="How long the old one is good beside the new one (not at all)."
+)
+
+
+@command(
+    "rotate",
+    examples=("enginehouse tokens rotate admin", "enginehouse tokens rotate laptop --keep-old 24h > laptop.token"),
+)
+@click.argument("name", metavar="TOKEN")
+@keep_old
+def rotate(name: str, keep_old: str) -> None:
+    """Give TOKEN (a name or id) a new secret and print it. Name, limits and usage stay.
+
+    The old secret ends within a second, and sessions of browsers that came from it end too. The files `admin.token` and
+    `join.token` of the server's data directory are renewed.
+    """
+    renew_token(name, "", keep_old)
+
+
 def make_token(role: str, name: str, more: dict[str, object]) -> None:
     wanted: dict[str, object] = {"role": role, **more}
     if name:
@@ -114,6 +144,7 @@ def make_token(role: str, name: str, more: dict[str, object]) -> None:
     output.remark(f"a token with the role {role}; it is not shown again")
     if role == "join":
         output.remark(f"on the other machine: enginehouse join {frontend.url} --token @FILE-WITH-THE-TOKEN")
+        output.remark("a machine without Enginehouse installs it first: `enginehouse nodes add` shows the line")
 
 
 def show_tokens(role: str) -> None:
@@ -121,15 +152,31 @@ def show_tokens(role: str) -> None:
     if emit_json(answer):
         return
     rows = [
-        (one.id, one.role, one.name, one.node, output.age_of(str(one.created_at)), _expiry(one), _limits_of(one))
+        (
+            one.id,
+            one.role,
+            one.name,
+            one.node,
+            output.age_of(str(one.created_at)),
+            f"{output.age_of(one.last_used_at)} ago" if one.last_used_at else "never",
+            _expiry(one),
+            _limits_of(one),
+        )
         for one in read(answer, tuple[ListedToken, ...])
         if role in ("", one.role)
     ]
-    output.emit_table(("ID", "ROLE", "NAME", "FOR NODE", "AGE", "EXPIRES", "LIMITS"), rows, "no tokens")
+    columns = ("ID", "ROLE", "NAME", "FOR NODE", "AGE", "LAST USED", "EXPIRES", "LIMITS")
+    # On a terminal the id would wrap the lines; it is needed only where two tokens have one name.
+    is_short = output.is_terminal(sys.stdout) and len({row[2] for row in rows}) == len(rows)
+    output.emit_table(columns[is_short:], [row[is_short:] for row in rows], "no tokens")
 
 
 def _expiry(one: ListedToken) -> str:
-    return "expired" if one.expired else one.expires_at.partition(".")[0].rstrip("Z").replace("T", " ")
+    return "expired" if one.expired else shown_time(one.expires_at)
+
+
+def shown_time(text: str) -> str:
+    return text.partition(".")[0].rstrip("Z").replace("T", " ")
 
 
 def _limits_of(one: ListedToken) -> str:
@@ -139,18 +186,39 @@ def _limits_of(one: ListedToken) -> str:
 
 def end_token(name_or_id: str, role: str) -> None:
     frontend = connect()
-    if role:
-        # Search among tokens of this role only: an admin token may have the same name.
-        every = read(frontend.get("/api/tokens"), tuple[ListedToken, ...])
-        found = [one.id for one in every if one.role == role and name_or_id in (one.id, one.name)]
-        if not found:
-            raise NotFound(f"cannot find an API key {name_or_id!r}: `enginehouse keys list` shows them")
-        name_or_id = found[0]
-    answer = frontend.delete(f"/api/tokens/{segment(name_or_id)}")
+    answer = frontend.delete(f"/api/tokens/{segment(_id_of(frontend, name_or_id, role))}")
     if not emit_json(answer):
         row = read(answer, ListedToken)
         output.say(f"revoked the {row.role} token {row.name}")
 
 
-for each in (create, list_tokens, revoke):
+def renew_token(name_or_id: str, role: str, keep_old: str) -> None:
+    frontend = connect()
+    wanted = {"keep_seconds": _seconds("--keep-old", keep_old)} if keep_old else {}
+    answer = frontend.post(f"/api/tokens/{segment(_id_of(frontend, name_or_id, role))}/rotate", wanted)
+    if emit_json(answer):
+        return
+    made = read(answer, ListedToken)
+    output.say(made.token)
+    until = f"the old one is good until {shown_time(made.old_until)}" if made.old_until else "the old one has ended"
+    output.remark(f"the {made.role} token {made.name} has a new secret, which is not shown again; {until}")
+    if made.file_renewed:
+        output.remark(f"{made.role}.token in the data directory of that server has the new one")
+    elif made.name in ("admin", "join"):
+        variable = f"ENGINEHOUSE_{made.name.upper()}_TOKEN"
+        output.remark(f"a frontend that gets it from {variable} needs the new one before its next start")
+
+
+def _id_of(frontend: FrontendApi, name_or_id: str, role: str) -> str:
+    """Search among tokens of this role only, if one is given: an admin token may have the same name as an API key."""
+    if not role:
+        return name_or_id
+    every = read(frontend.get("/api/tokens"), tuple[ListedToken, ...])
+    found = [one.id for one in every if one.role == role and name_or_id in (one.id, one.name)]
+    if not found:
+        raise NotFound(f"cannot find an API key {name_or_id!r}: `enginehouse keys list` shows them")
+    return found[0]
+
+
+for each in (create, list_tokens, revoke, rotate):
     entry.add_command(each)

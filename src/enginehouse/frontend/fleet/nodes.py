@@ -28,7 +28,14 @@ from enginehouse.core.ids import NodeId
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
 from enginehouse.core.node_api import RegisterRequest
-from enginehouse.core.node_identity import JoinOrigin, approval_lost, claim_of, find_known
+from enginehouse.core.node_identity import (
+    JoinOrigin,
+    approval_lost,
+    check_fingerprint,
+    claim_of,
+    find_known,
+    uninvited,
+)
 from enginehouse.core.report import Report
 from enginehouse.frontend.fleet.registration import (
     MAX_LABELS,
@@ -37,7 +44,7 @@ from enginehouse.frontend.fleet.registration import (
     refused,
 )
 from enginehouse.frontend.watching.board import Board
-from enginehouse.store import bus_credentials, challenges, db, liveness, nodes, replicas
+from enginehouse.store import bus_credentials, challenges, db, gone_nodes, liveness, nodes, replicas
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.liveness import Liveness
 
@@ -169,21 +176,34 @@ class Nodes:
         self._listening_since: float | None = None
         self._looked_at = 0.0
         self._doubted_since: float | None = None
+        self._challenge_key: bytes | None = None
         # No node that sends heartbeats has the bus, so the fault is not this frontend's connection.
         self.is_bus_away = False
 
-    async def challenge(self) -> str:
-        """Return a challenge, which the worker signs in its next registration."""
+    async def challenge(self, now: float | None = None) -> str:
+        """Return a challenge, which the worker signs in its next registration. With `now`, an estimate of the store's
+        time, it costs no transaction: strangers may ask for one.
+        """
 
-        def work(connection: Connection) -> str:
-            key = challenges.key(connection, secrets.token_bytes(32))
-            return make_challenge(key, secrets.token_urlsafe(16), db.now(connection))
+        def work(connection: Connection) -> tuple[bytes, float]:
+            return challenges.key(connection, secrets.token_bytes(32)), db.now(connection)
 
-        return await self._store.transaction(work)
+        if self._challenge_key is not None and now is not None:
+            return make_challenge(self._challenge_key, secrets.token_urlsafe(16), now)
+        key, at = await self._store.transaction(work)
+        self._challenge_key = key
+        return make_challenge(key, secrets.token_urlsafe(16), at)
 
-    async def register(self, request: RegisterRequest, origin: JoinOrigin = HERE) -> Registered:
-        """Register a machine as a node. Returns its row and a new token, which replaces the previous one."""
+    async def register(
+        self, request: RegisterRequest, origin: JoinOrigin = HERE, *, is_invited: bool = True
+    ) -> Registered:
+        """Register a machine as a node. Returns its row and a new token, which replaces the previous one.
+
+        Who comes without a join token (`is_invited`) must have the key of a node that was approved.
+        """
         check_request(request)
+        if not is_invited and not request.public_key:
+            raise uninvited(request.name)
         node_type = node_type_of(request.node_type)
         await self._check_addresses(request, origin)
         message = b""
@@ -202,6 +222,10 @@ class Nodes:
             now = db.now(connection)
             named = nodes.by_name(connection, request.name)
             known = find_known(request.name, request.public_key, request.address, origin, named)
+            if gone_nodes.is_rejected(connection, request.public_key):
+                raise Denied(f"cannot register {request.name}: an operator has rejected this machine", code="rejected")
+            if not is_invited and not self._is_welcome(request, known):
+                raise uninvited(request.name)
             at = _take_challenge(connection, request, known, now) if request.public_key else 0.0
             waits_for = self._waits_for(request, known)
             node = self._merged(request, node_type, known, now)
@@ -249,6 +273,11 @@ class Nodes:
         """Return why a replica may not have this address, or "". LocalAI's workers use every port above their first."""
         return replica_refusal(address, node.address, self.addresses.taken, last_port=65535 if node.is_localai else 0)
 
+    def _is_welcome(self, request: RegisterRequest, known: Node | None) -> bool:
+        """Whether its key alone lets it in: that of a node that is or was approved, or one that operators named."""
+        was_approved = known is not None and (known.approved or bool(known.waits_for))
+        return was_approved or request.public_key in self._approve_keys
+
     def _waits_for(self, request: RegisterRequest, known: Node | None) -> str:
         """Return why a known node waits for a new approval; empty if it does not."""
         if known is None or request.public_key in self._approve_keys:
@@ -282,11 +311,12 @@ class Nodes:
             report=known.report if known else Report(),
         )
 
-    async def approve(self, name_or_id: str) -> tuple[Node, float]:
-        """The approved node, and the store's time."""
+    async def approve(self, name_or_id: str, fingerprint: str = "") -> tuple[Node, float]:
+        """The approved node, and the store's time. With a `fingerprint`, only the node that has this key."""
 
         def work(connection: Connection) -> tuple[Node, float]:
             node, now = find_node(connection, name_or_id, pending=True), db.now(connection)
+            check_fingerprint(node, fingerprint)
             if node.approved:
                 raise Conflict(f"cannot approve {node.name}: it is approved already", code="conflict")
             nodes.set_approved(connection, node.id, now)

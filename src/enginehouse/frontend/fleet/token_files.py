@@ -10,18 +10,36 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from enginehouse.frontend.fleet.tokens import Keys, Role, new_token
+from enginehouse.core.errors import Invalid
+from enginehouse.frontend.fleet.nodes import token_hash
+from enginehouse.frontend.fleet.tokens import Keys, Role, Rotated, new_token
 from enginehouse.host import disk
 
 log = logging.getLogger(__name__)
 
 
+def given_token(setting: str, path: Path) -> str:
+    """The token of a setting, which may name a file as `@FILE`, else of the file at `path`; "" if there is none."""
+    if setting and not setting.startswith("@"):
+        return setting
+    named = Path(setting[1:]) if setting else path
+    try:
+        return named.read_text().strip()
+    except FileNotFoundError:
+        if setting:
+            raise Invalid(f"cannot read a token from {named}: there is no such file", code="invalid_setting") from None
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"cannot read a token from {named}: {error}", code="invalid_setting") from error
+
+
 async def take_tokens(keys: Keys, given: Mapping[Role, str], directory: Path) -> None:
     """Store the tokens of these roles. An empty one is read from its file, or made if the cluster has none."""
-    for role, token in given.items():
+    for role, setting in given.items():
         path = directory / f"{role}.token"
-        if token or path.exists():
-            await keys.create(role, role, token or path.read_text().strip())
+        token = given_token(setting, path)
+        if token:
+            await keys.create(role, role, token)
             continue
         made = new_token(role)
         disk.write_atomic(path, f"{made}\n".encode(), 0o600)
@@ -30,3 +48,19 @@ async def take_tokens(keys: Keys, given: Mapping[Role, str], directory: Path) ->
         else:
             path.unlink(missing_ok=True)
     await keys.step()
+
+
+def renew_token_file(directory: Path, rotated: Rotated) -> bool:
+    """Put a rotated token into the file that had the old one, so that the next start finds a valid one. Returns whether
+    there was such a file. Blocks.
+    """
+    path = directory / f"{rotated.row.role}.token"
+    try:
+        held = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return False
+    if token_hash(held) != rotated.row.hash:
+        return False
+    disk.write_atomic(path, f"{rotated.token}\n".encode(), 0o600)
+    log.warning("token.renewed role=%s file=%s", rotated.row.role, path)
+    return True

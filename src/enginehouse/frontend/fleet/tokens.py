@@ -15,6 +15,7 @@ import secrets
 import uuid
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from enginehouse.core.allowance import Allowance
@@ -34,6 +35,8 @@ MIN_TOKEN_LENGTH = 32  # 256 random bits are 43 characters; a much shorter token
 WATCH_SECONDS = 0.5  # a token revoked on another frontend is refused within a second
 LOOK_AGAIN_SECONDS = 0.5  # between two reads for unknown tokens: each wrong token must not cost a query
 MAX_TTL_SECONDS = 10 * 365 * 86400.0  # a longer one is a typing error
+MAX_KEEP_SECONDS = 30 * 86400.0  # that an old secret counts beside the new one
+USES_SECONDS = 10.0  # between two writings of which tokens were used
 _MAKING_SECONDS = 10.0  # lease on making the first token, for frontends that start together
 
 
@@ -52,6 +55,12 @@ class Created(Struct, frozen=True):
     expires_at: float = 0.0
 
 
+class Rotated(Struct, frozen=True):
+    row: TokenRow  # before
+    token: str
+    old_until: float  # when the old secret ends; 0 if it has ended
+
+
 class TokenLimits(Struct, frozen=True, kw_only=True):
     """What a new token is limited to: a node, for join tokens; an allowance, for user tokens; a lifetime, for all."""
 
@@ -64,11 +73,11 @@ NO_LIMITS = TokenLimits()
 
 
 class Caller(Struct, frozen=True):
-    """Who is behind a token. `node_id`: a node's own token; `only_node`: a join token for one node; `allowance`: its
-    limits; `session_id`: a person with a session, whose token is the one that the session came from.
+    """Who is behind a token; a stranger has none. `node_id`: a node's own token; `only_node`: a join token for one
+    node; `allowance`: its limits; `session_id`: a person with a session, whose token is the one that it came from.
     """
 
-    role: Literal["admin", "viewer", "user", "join", "node"]
+    role: Literal["admin", "viewer", "user", "join", "node", "stranger"]
     name: str
     node_id: NodeId = NodeId("")
     token_id: str = ""
@@ -85,6 +94,7 @@ class Keys:
         self._callers: dict[str, Caller] = {}
         self._sessions: dict[str, Caller] = {}
         self._of_nodes: dict[NodeId, tuple[str, ...]] = {}  # the hashes of each node
+        self._used: dict[str, float] = {}  # when tokens were used since that was last written, by the loop's clock
         self._sought: set[str] = set()  # hashes of unknown tokens, for the next look
         self._changes = ""
         self._ahead_seconds = 0.0  # the store's clock is so far ahead of the loop's
@@ -115,7 +125,8 @@ class Keys:
             return valid, sessions.among(connection, hashes, now), nodes.tokens_among(connection, hashes)
 
         found, of_people, of_nodes = await self._store.transaction(work)
-        self._callers.update({row.hash: _caller(row) for row in found})
+        for row in found:
+            self._callers.update(_callers_by_hash(row))
         self._sessions.update({row.hash: _person(row) for row in of_people})
         for node in of_nodes:
             self._put(node)
@@ -137,7 +148,10 @@ class Keys:
         return asyncio.get_running_loop().time() + self._ahead_seconds
 
     def identify(self, token: str) -> Caller | None:
-        return self._unexpired(self._callers.get(token_hash(token)))
+        caller = self._unexpired(self._callers.get(token_hash(token)))
+        if caller is not None and caller.token_id:
+            self._used[caller.token_id] = asyncio.get_running_loop().time()
+        return caller
 
     def identify_session(self, secret: str) -> Caller | None:
         """The person whose browser has this cookie."""
@@ -178,6 +192,8 @@ class Keys:
                 # Every start of every frontend stores it. The lease serializes them: otherwise each would find the row
                 # that another put in place of the one it removed.
                 leases.acquire(connection, f"given-{role}-token", row_id, now, now)
+                if any(one.previous_hash == hashed and now < one.previous_until for one in keys.every(connection)):
+                    return expires_at  # the token was rotated, and this secret counts for a while
                 if any(one.revoked_at and one.hash == hashed for one in keys.every(connection)):
                     raise Conflict(
                         f"cannot use the {role} token from the settings or from {role}.token: it was revoked; set "
@@ -224,22 +240,7 @@ class Keys:
             now = db.now(connection)
             # The lease serializes revocations: two at once could revoke the last two admin tokens.
             leases.acquire(connection, "revoking-tokens", name_or_id, now, now)
-            known = [row for row in keys.every(connection) if not row.revoked_at]
-            valid = [row for row in known if row.is_valid(now)]
-            # An expired token may have the name of a valid one, and is revoked only by its id then.
-            found = (
-                [row for row in known if row.id == name_or_id]
-                or [row for row in valid if row.name == name_or_id]
-                or [row for row in known if row.name == name_or_id][:1]
-            )
-            if not found:
-                raise NotFound(f"cannot find a token {shown(name_or_id)}: `enginehouse tokens list` shows all tokens")
-            if len(found) > 1:
-                ids = ", ".join(f"{row.id} ({row.role})" for row in found)
-                raise Conflict(
-                    f"cannot choose a token named {shown(name_or_id)}: several have this name; use one of the ids {ids}"
-                )
-            (row,) = found
+            row, valid = _named(connection, name_or_id, now)
             lasting = [one for one in valid if one.role == "admin" and not one.expires_at]
             if lasting == [row]:
                 raise Conflict(
@@ -252,6 +253,41 @@ class Keys:
         await self.step()
         return row
 
+    async def rotate(self, name_or_id: str, *, keep_seconds: float = 0.0) -> Rotated:
+        """Give a token a new secret; name, limits and usage stay. The old one ends at once, or after `keep_seconds`.
+
+        Sessions that came from the token end: who had the old secret could have made them.
+        """
+        if not 0 <= keep_seconds <= MAX_KEEP_SECONDS:
+            raise Invalid(
+                f"cannot keep the old token so long: at most {MAX_KEEP_SECONDS / 86400:.0f} days",
+                code="invalid_setting",
+                param="keep_seconds",
+            )
+
+        def work(connection: Connection) -> tuple[TokenRow, str]:
+            now = db.now(connection)
+            leases.acquire(connection, "revoking-tokens", name_or_id, now, now)
+            row, _ = _named(connection, name_or_id, now)
+            if row.is_expired(now):
+                raise Conflict(f"cannot rotate the {row.role} token {row.name}: it has expired; create another one")
+            made = new_token(row.role)
+            kept_until = now + keep_seconds if keep_seconds else 0.0
+            keys.rotate(connection, row, token_hash(made), kept_until, now, str(uuid.uuid4()))
+            sessions.end_of(connection, row.id)
+            return row, made
+
+        row, made = await self._store.transaction(work)
+        await self.step()
+        return Rotated(row=row, token=made, old_until=self.now() + keep_seconds if keep_seconds else 0.0)
+
+    async def note_uses_step(self) -> None:
+        """Write which tokens were used since the last step."""
+        used, self._used = self._used, {}
+        if used:
+            at = {token_id: seconds + self._ahead_seconds for token_id, seconds in used.items()}
+            await self._store.transaction(lambda connection: keys.note_used(connection, at))
+
     async def every(self) -> list[TokenRow]:
         """Return all tokens that are not revoked. Expired ones are among them: they explain why a client is refused."""
         rows = await self._store.read(keys.every)
@@ -262,7 +298,9 @@ class Keys:
 
         def work(connection: Connection) -> tuple[dict[str, Caller], dict[str, Caller], list[NodeToken], str, float]:
             now = db.now(connection)
-            callers = {row.hash: _caller(row) for row in keys.every(connection) if row.is_valid(now)}
+            callers: dict[str, Caller] = {}
+            for row in keys.every(connection):
+                callers |= _callers_by_hash(row) if row.is_valid(now) else {}
             people = {row.hash: _person(row) for row in sessions.every(connection, now)}
             return callers, people, nodes.tokens(connection), keys.changes(connection), now
 
@@ -282,10 +320,39 @@ class Keys:
             await self.step()
 
 
+def _named(connection: Connection, name_or_id: str, now: float) -> tuple[TokenRow, list[TokenRow]]:
+    """The token of this id or name, and all that are valid."""
+    known = [row for row in keys.every(connection) if not row.revoked_at]
+    valid = [row for row in known if row.is_valid(now)]
+    # An expired token may have the name of a valid one, and is meant only by its id then.
+    found = (
+        [row for row in known if row.id == name_or_id]
+        or [row for row in valid if row.name == name_or_id]
+        or [row for row in known if row.name == name_or_id][:1]
+    )
+    if not found:
+        raise NotFound(f"cannot find a token {shown(name_or_id)}: `enginehouse tokens list` shows all tokens")
+    if len(found) > 1:
+        ids = ", ".join(f"{row.id} ({row.role})" for row in found)
+        raise Conflict(
+            f"cannot choose a token named {shown(name_or_id)}: several have this name; use one of the ids {ids}"
+        )
+    return found[0], valid
+
+
 def _callers_of(node: NodeToken) -> dict[str, Caller]:
     made = {node.previous: Caller("node", node.name, node.node_id)} if node.previous else {}
     if node.hash:
         made[node.hash] = Caller("node", node.name, node.node_id, has_previous=bool(node.previous))
+    return made
+
+
+def _callers_by_hash(row: TokenRow) -> dict[str, Caller]:
+    """A token, and until its end the secret that it had before its rotation."""
+    made = {row.hash: _caller(row)}
+    if row.previous_hash and row.previous_until:
+        until = min(row.previous_until, row.expires_at or math.inf)
+        made[row.previous_hash] = msgspec.structs.replace(made[row.hash], expires_at=until)
     return made
 
 

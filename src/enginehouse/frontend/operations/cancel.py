@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from enginehouse.core.action import InstallBackend, RemoveBackend, UnknownAction
 from enginehouse.core.errors import Conflict, Invalid
-from enginehouse.core.ids import IntentId, NodeId, OperationId
+from enginehouse.core.ids import IntentId, OperationId
 from enginehouse.core.intent import NODE_REMOVED, Change, Intent
+from enginehouse.core.node import Node
 from enginehouse.core.operation import STILL_RUNNING, Operation, is_return, width_of
 from enginehouse.frontend.acceptance import (
     Acceptance,
@@ -30,6 +31,7 @@ from enginehouse.frontend.operations.versions import Versions, without_pin
 from enginehouse.store import (
     bus_credentials,
     db,
+    gone_nodes,
     history,
     idempotency,
     intents,
@@ -164,25 +166,37 @@ class Cancellation:
 
     # Removed nodes ---------------------------------------------------------------------------------
 
-    async def remove_node(self, name_or_id: str, author: str) -> None:
-        """Remove a node and cancel its open intents. A worker that still runs there registers as a new node."""
+    async def remove_node(self, name_or_id: str, author: str, *, force: bool = True) -> str:
+        """Remove a node and cancel its open intents. A worker that still runs there registers as a new node.
 
-        def work(connection: Connection) -> tuple[NodeId, list[Intent]]:
+        Without `force` a node that is healthy and not drained is refused: it has work. Returns the name of the node.
+        """
+
+        def work(connection: Connection) -> tuple[Node, list[Intent]]:
             node = find_node(connection, name_or_id)
+            if not force and node.is_schedulable:
+                raise Conflict(
+                    f"cannot remove {node.name}: it is healthy, and its replicas and files would be lost to the "
+                    "cluster. Drain it first, or remove it with --force (force=true)",
+                    code="node_healthy",
+                    param="force",
+                )
             why = f"the node {node.name} was removed by {author}"
             ended = cancel_all(connection, operations.open_on(connection, node.id), NODE_REMOVED, why)
             replicas.remove_all_on(connection, node.id)
             lingering.remove(connection, lingering.on_node(connection, node.id))
             bus_credentials.revoke_of(connection, node.id)
             nodes.remove(connection, node.id)
+            gone_nodes.note_removed(connection, node.id, node.name, db.now(connection))
             keys.note_change(connection)  # its token is no longer valid
-            return node.id, ended
+            return node, ended
 
-        node_id, ended = await self._store.transaction(work)
-        log.info("node.removed node=%s by=%s cancelled=%d", node_id, author, len(ended))
+        node, ended = await self._store.transaction(work)
+        log.info("node.removed node=%s name=%s by=%s cancelled=%d", node.id, node.name, author, len(ended))
         self._wake()
-        self._board.node_removed(node_id)
+        self._board.node_removed(node.id)
         await self._board.intents_changed(ended)
+        return node.name
 
     async def hopeless_step(self) -> None:
         """End intents that can never run, because of their node or their name; one frontend at a time, by a lease."""

@@ -17,7 +17,7 @@ from enginehouse.core.intent import Intent
 from enginehouse.core.operation import Operation, OperationStatus, RequestOptions, absence_of, status_of
 from enginehouse.core.views import NodeRow, OperationView
 from enginehouse.frontend.watching.views import Moment, Sign, SilenceLimits, render_operation, render_row, word_of
-from enginehouse.store import db, nodes, operations
+from enginehouse.store import db, gone_nodes, nodes, operations
 from enginehouse.store.db import Connection
 
 NEVER = float("-inf")
@@ -141,7 +141,8 @@ def read_snapshots(connection: Connection, ids: Sequence[OperationId], monotonic
     now = db.now(connection)
     by_operation = operations.intents_of(connection, ids)
     node_ids = {intent.node_id for intents in by_operation.values() for intent in intents}
-    names, absent, drained = nodes.named(connection, node_ids)
+    present, absent, drained = nodes.named(connection, node_ids)
+    names = present | gone_nodes.names(connection, node_ids - present.keys())
     found = operations.many(connection, ids)
     return [
         Snapshot(

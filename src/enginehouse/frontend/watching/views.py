@@ -12,15 +12,18 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
+from enginehouse import __version__
 from enginehouse.core import action as actions
 from enginehouse.core import operation as operations
 from enginehouse.core.backend import version_name
 from enginehouse.core.canary import CANARY_FAILED
+from enginehouse.core.fingerprint import fingerprint_of
 from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.intent import DRAINING, NODE_AWAY, Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress, format_bytes, is_newer
+from enginehouse.core.version import is_older
 from enginehouse.core.views import CanaryRow, CanaryView, NodeRow, NodeView, OperationView
 
 # LocalAI's words; other kinds use their own name.
@@ -258,10 +261,11 @@ def render_node(node: Node, now: float) -> NodeView:
         updated_at=render_time(node.updated_at),
         status=node.status,
         model_count=len(node.report.replicas),
-        fingerprint=node.public_key[:16],
+        fingerprint=fingerprint_of(node.public_key),
         heartbeat_age_seconds=round(max(0.0, now - node.last_heartbeat), 1),
         degraded=node.is_degraded,
         worker_version=node.report.version,
+        behind=is_older(node.report.version, __version__),
         engine_confinement=node.report.confinement,
         backends=node.report.backends,
         replicas=node.report.replicas,

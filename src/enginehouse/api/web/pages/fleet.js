@@ -7,7 +7,7 @@ import * as history from "../history.js";
 import { setQuery } from "../route.js";
 import * as words from "../words.js";
 import { nodePanel } from "../parts/node_panel.js";
-import { addMachine, approve, approveAll, removeNode } from "../parts/nodes.js";
+import { addMachine, approve, approveAll, rejectNode } from "../parts/nodes.js";
 import { accepted, attempt } from "../parts/layers.js";
 import { empty } from "../parts/marks.js";
 import { plots } from "../parts/plots.js";
@@ -141,7 +141,7 @@ function needsYou(needs, context) {
             canAct &&
               one.kind === "pending" &&
               h("button", { class: "main", onclick: () => approve(one.node) }, "Approve"),
-            canAct && one.kind === "pending" && h("button", { onclick: () => removeNode(one.node, "Deny") }, "Deny"),
+            canAct && one.kind === "pending" && h("button", { onclick: () => rejectNode(one.node) }, "Deny"),
             canAct &&
               one.kind === "failed" &&
               h("button", { onclick: () => retry(one.operation, nameOf(state)) }, "Retry"),

@@ -101,9 +101,9 @@ export function view({ enter }) {
       h(
         "p",
         null,
-        "Run ",
-        h("code", null, `enginehouse join ${location.origin}`),
-        " there with a join token; the page shows the whole command under Fleet, Add a machine.",
+        "The page shows under Fleet, Add a machine, the line to run there; ",
+        h("code", null, "enginehouse nodes add"),
+        " prints it.",
       ),
     ),
     h(

@@ -76,7 +76,7 @@ export function view(context) {
 function facts(node, { state }) {
   const rows = [
     ["Fingerprint", node.fingerprint ? mono(node.fingerprint) : "none (one of LocalAI's workers)"],
-    ["Version", node.worker_version || "unknown"],
+    ["Version", node.worker_version ? `${node.worker_version}${node.behind ? " (behind this server)" : ""}` : "unknown"],
     ["Platform", [node.platform, node.capability].filter(Boolean).join(" · ") || "unknown"],
     [
       "Graphics",

@@ -27,7 +27,7 @@ export function nodePanel(node, context, usual) {
       h(
         "p",
         { class: "muted facts" },
-        [cards, node.platform, labelText(node), node.worker_version && `v${node.worker_version}`]
+        [cards, node.platform, labelText(node), node.worker_version && `v${node.worker_version}${node.behind ? " (behind)" : ""}`]
           .filter(Boolean)
           .join(" · "),
       ),

@@ -1,8 +1,9 @@
 // What can be done with a node, and what is asked before it is done.
 
-import { part, post, put, remove } from "../client.js";
+import { part, post, put, remove, send } from "../client.js";
 import { h } from "../dom.js";
 import { changed, state } from "../live.js";
+import { Sha256 } from "../sha256.js";
 import { isEnded } from "../state.js";
 import * as words from "../words.js";
 import { accepted, attempt, confirm, copy, open, say } from "./layers.js";
@@ -137,19 +138,37 @@ export function drainState(node, { state: known }) {
   return { isSafe: true, text: "Safe to stop: nothing runs there, and nothing is sent there." };
 }
 
-export function removeNode(node, verb = "Remove") {
+export function removeNode(node) {
   const isPending = !node.approved;
+  const asksForName = !isPending && node.health === "healthy";
   confirm({
-    title: `${verb} ${node.name}?`,
-    button: `${verb} ${node.name}`,
-    word: isPending || node.health !== "healthy" ? "" : node.name,
+    title: `Remove ${node.name}?`,
+    button: `Remove ${node.name}`,
+    word: asksForName ? node.name : "",
     text: isPending
       ? "Its request to join is deleted. It may ask again while its join token is valid."
-      : "Its row, its credentials and what waits for it end. The engines on its disk stay. It can join again with a join token.",
+      : "Its row, its credentials and what waits for it end. The engines on its disk stay. It can join again with a join token. Its name stays in the history.",
     act: () =>
       attempt(
-        () => remove(`/api/nodes/${part(node.id)}`),
+        // Who typed the name means it.
+        () => remove(`/api/nodes/${part(node.id)}${asksForName ? "?force=true" : ""}`),
         () => say(`${node.name} is removed.`),
+      ),
+  });
+}
+
+export function rejectNode(node) {
+  confirm({
+    title: `Deny ${node.name}?`,
+    button: `Deny ${node.name}`,
+    word: "",
+    text: node.fingerprint
+      ? "Its request to join is deleted, and its key is refused from now on, under every name. `enginehouse nodes reject --undo` takes that back."
+      : "Its request to join is deleted. It has no key of its own, so it may ask again until its join token is revoked.",
+    act: () =>
+      attempt(
+        () => post(`/api/nodes/${part(node.id)}/reject`),
+        () => say(`${node.name} is denied.`),
       ),
   });
 }
@@ -205,26 +224,35 @@ function labelsOf(text) {
   );
 }
 
-/** The exact line for another machine, with a fresh token; the node appears by itself. */
+/** The exact line for another machine, and a fresh token that it asks for; the node appears by itself. */
 export async function addMachine() {
   const before = new Set(state.nodes.keys());
   const made = await attempt(() => post("/api/tokens", { role: "join", ttl_seconds: JOIN_SECONDS }));
   if (!made) return;
+  const script = await attempt(() => send("GET", "/join.sh").then((answer) => answer.arrayBuffer()));
+  if (!script) return;
+  const digest = new Sha256().update(new Uint8Array(script)).hex();
   const isLocal = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   let name = "";
+  let isService = false;
   open("Add a machine", (close, context) => {
-    const line = `enginehouse join ${location.origin} --token ${made.token}${name ? ` --name ${name}` : ""}`;
+    const line = words.joinLine(location.origin, name, isService);
     const arrived = [...context.state.nodes.values()].filter((node) => !before.has(node.id));
     return [
-      h("p", null, "Install Enginehouse there, then run this. The token is valid for one hour, for joining only."),
+      h("p", null, "Run this on the machine. It needs Python 3.11 or newer and nothing else."),
       isLocal &&
         h(
           "p",
           { class: "note warn" },
           "This server is open at a loopback address, which other machines cannot reach. Start it with ",
           h("code", null, "enginehouse up --host 0.0.0.0"),
-          " and open this page by its network address. On this machine, add --data DIR for a second node.",
+          " and open this page by its network address.",
         ),
+      h("pre", { class: "line" }, line),
+      h("div", { class: "buttons" }, h("button", { class: "main", onclick: () => copy(line) }, "Copy the command")),
+      h("p", null, "It asks for this token, which is valid for one hour and for joining only."),
+      h("pre", { class: "line" }, made.token),
+      h("div", { class: "buttons" }, h("button", { onclick: () => copy(made.token) }, "Copy the token")),
       h(
         "label",
         { class: "field" },
@@ -239,13 +267,21 @@ export async function addMachine() {
           },
         }),
       ),
-      h("pre", { class: "line" }, line),
       h(
-        "div",
-        { class: "buttons" },
-        h("button", { class: "main", onclick: () => copy(line) }, "Copy the command"),
-        h("button", { onclick: close }, "Close"),
+        "label",
+        null,
+        h("input", {
+          type: "checkbox",
+          checked: isService,
+          onchange: (event) => {
+            isService = event.target.checked;
+            changed(true);
+          },
+        }),
+        " Install a service, which starts with the machine",
       ),
+      h("p", { class: "muted" }, "SHA-256 of join.sh: ", h("code", null, digest)),
+      h("div", { class: "buttons" }, h("button", { onclick: close }, "Close")),
       h(
         "div",
         { role: "status" },

@@ -27,11 +27,19 @@ export function tokens(list, { now, canAct }, reread) {
             .join(" · ") || "everything of its role",
       },
       { name: "Created", view: (one) => age(words.seconds(one.created_at), now) },
+      {
+        name: "Last used",
+        view: (one) => (one.last_used_at ? age(words.seconds(one.last_used_at), now) : "never"),
+      },
       { name: "Expires", view: (one) => (one.expires_at ? words.absolute(words.seconds(one.expires_at)) : "never") },
       {
         name: "",
         view: (one) =>
-          canAct && h("button", { "aria-label": `Revoke ${one.name}`, onclick: () => revoke(one, reread) }, "Revoke…"),
+          canAct && [
+            !one.expired &&
+              h("button", { "aria-label": `Rotate ${one.name}`, onclick: () => rotate(one, reread) }, "Rotate…"),
+            h("button", { "aria-label": `Revoke ${one.name}`, onclick: () => revoke(one, reread) }, "Revoke…"),
+          ],
       },
     ],
     list,
@@ -49,6 +57,22 @@ function revoke(one, reread) {
         () => remove(`/api/tokens/${part(one.id)}`),
         () => {
           say(`${one.name} is revoked.`);
+          reread();
+        },
+      ),
+  });
+}
+
+function rotate(one, reread) {
+  confirm({
+    title: `Rotate ${one.name}?`,
+    button: `Rotate ${one.name}`,
+    text: `This ${one.role} token gets a new secret, which is shown once; name, limits and usage stay. The old secret is refused within a second, on every frontend. Sessions that were opened with it end.`,
+    act: () =>
+      attempt(
+        () => post(`/api/tokens/${part(one.id)}/rotate`),
+        (made) => {
+          showToken(made);
           reread();
         },
       ),

@@ -94,7 +94,7 @@ def _on_node(key: str, node: NodeView) -> Act | str:
             says = "Its waiting operations are cancelled. A worker that still runs there registers again as pending."
             return Act(
                 method="DELETE",
-                path=path,
+                path=f"{path}?force=true",  # who typed the name means it
                 says=(f"Type {node.name} to remove it. {says}",),
                 typed=node.name,
                 done=f"{node.name} is removed",

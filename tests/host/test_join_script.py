@@ -1,0 +1,180 @@
+"""The script that joins a machine, run by the shell of the system: what it refuses and checks, and a second run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import uv
+
+from enginehouse import __version__
+from enginehouse.host.program import Program, read_program
+
+TOKEN = "eh-join-of-the-test"
+
+
+class Serving(ThreadingHTTPServer):
+    files: dict[str, bytes]
+
+
+class Files(BaseHTTPRequestHandler):
+    server: Serving
+
+    def do_GET(self) -> None:
+        content = self.server.files.get(self.path)
+        self.send_response(404 if content is None else 200)
+        self.send_header("content-length", str(len(content or b"")))
+        self.end_headers()
+        self.wfile.write(content or b"")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def made() -> Program:
+    return read_program()
+
+
+@pytest.fixture
+def server(made: Program) -> Iterator[Serving]:
+    with Serving(("127.0.0.1", 0), Files) as found:
+        found.files = {"/join.sh": made.script, f"/join/{made.wheel_name}": made.wheel}
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield found
+        finally:
+            found.shutdown()
+            thread.join()
+
+
+class Machine:
+    """A home of its own and a PATH with nothing of ours."""
+
+    def __init__(self, root: Path, made: Program, url: str) -> None:
+        self.home, self.program = root / "home", root / "program"
+        self.url, self.data = url, root / "data"
+        self.home.mkdir()
+        self.programs = root / "bin"
+        self.programs.mkdir()
+        (self.programs / "python3").symlink_to(sys.executable)
+        self.script = root / "join.sh"
+        self.script.write_bytes(made.script)
+
+    def run(
+        self, *words: str, given: str = "", path: str = "", code: int | None = 0, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_", "SSL_"))}
+        done = subprocess.run(
+            ["/bin/sh", str(self.script), *words, "--program", str(self.program)],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            start_new_session=True,  # without a terminal
+            env={**kept, "HOME": str(self.home), "PATH": path or f"{self.programs}:/usr/bin:/bin", **variables},
+        )
+        assert code is None or done.returncode == code, done.stderr
+        return done
+
+
+@pytest.fixture
+def machine(tmp_path: Path, made: Program, server: Serving) -> Machine:
+    return Machine(tmp_path, made, f"http://127.0.0.1:{server.server_port}")
+
+
+def with_uv(machine: Machine) -> None:
+    """The packages come from uv's cache then, so that this takes seconds."""
+    (machine.programs / "uv").symlink_to(uv.find_uv_bin())
+
+
+def cache() -> str:
+    asked = [uv.find_uv_bin(), "cache", "dir"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_it_says_how_it_is_used_and_that_the_address_is_missing(machine: Machine) -> None:
+    assert "usage: join.sh URL" in machine.run("--help").stdout
+    assert "the address of the server is missing" in machine.run(code=1).stderr
+
+
+def test_a_token_in_the_command_is_refused(machine: Machine) -> None:
+    done = machine.run(machine.url, "--token", TOKEN, code=1)
+    assert "can be read by other users" in done.stderr
+    assert TOKEN not in done.stderr
+    assert not machine.program.exists()
+
+
+def test_a_machine_without_a_new_python_is_told_so(machine: Machine, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("sh", "cat", "id", "mktemp", "rm", "mkdir"):
+        (old / name).symlink_to(shutil.which(name) or name)
+    (old / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (old / "python3").chmod(0o755)
+    assert "there is no Python 3.11 or newer" in machine.run(machine.url, path=str(old), code=1).stderr
+
+
+def test_a_wheel_with_other_bytes_is_not_installed(machine: Machine, server: Serving, made: Program) -> None:
+    server.files[f"/join/{made.wheel_name}"] = made.wheel + b"more"
+    done = machine.run(machine.url, "--install-only", code=1)
+    assert "do not trust it" in done.stderr
+    assert made.wheel_sha256 in done.stderr
+    assert list(machine.program.rglob("python*")) == []
+
+
+def test_a_server_that_is_gone_is_named_and_the_next_one_is_asked(machine: Machine, server: Serving) -> None:
+    server.files.clear()
+    assert f"cannot fetch {machine.url}/join/" in machine.run(machine.url, "--install-only", code=1).stderr
+    assert "Connection refused" in machine.run("http://127.0.0.1:9", "--install-only", code=1).stderr
+
+
+@pytest.mark.slow
+def test_it_installs_beside_the_version_before_and_a_second_run_has_nothing_to_do(
+    machine: Machine, made: Program
+) -> None:
+    with_uv(machine)
+    for name in ("0.0.1-before", "0.0.0-older"):
+        (machine.program / name).mkdir(parents=True)
+        (machine.program / name / "complete").touch()
+    command = machine.program / "bin" / "enginehouse"
+    command.parent.mkdir()
+    command.symlink_to("../0.0.1-before/bin/enginehouse")
+    first = machine.run(f"http://127.0.0.1:9,{machine.url}", "--install-only", UV_CACHE_DIR=cache())
+    assert "installing enginehouse" in first.stderr
+    said = subprocess.run([command, "version"], capture_output=True, text=True, check=True, cwd="/").stdout
+    assert said == f"enginehouse {__version__}\n"
+    here = f"{__version__}-{made.wheel_sha256[:12]}"
+    # What is installed hands out the same bytes, so one script holds for all frontends of a version.
+    asked = "from enginehouse.host.program import read_program; print(read_program().script_sha256)"
+    python = machine.program / here / "bin" / "python"
+    again = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True, cwd="/").stdout
+    assert again.strip() == made.script_sha256
+    assert {one.name for one in machine.program.iterdir()} == {"bin", here, "0.0.1-before"}
+    assert "is installed already" in machine.run(machine.url, "--install-only").stderr
+    assert list(machine.home.iterdir()) == []  # nothing is written anywhere else
+
+    # Joining: the token is kept in a file, and the data directory of a server is never given to a node.
+    needed = machine.run(machine.url, "--data", str(machine.data), code=1)
+    assert "a join token is needed" in needed.stderr
+    empty = machine.run(machine.url, "--data", str(machine.data), "--token", "-", code=1)
+    assert "no join token on standard input" in empty.stderr
+    refused = machine.run(
+        machine.url, "--data", str(machine.data), "--token", "-", "--base-port", "x", given=TOKEN, code=2
+    )
+    assert "cannot use 'x' from --base-port" in refused.stderr
+    assert (machine.data / "join.token").read_text() == f"{TOKEN}\n"
+    assert (machine.data / "join.token").stat().st_mode & 0o777 == 0o600
+    assert TOKEN not in refused.stderr + refused.stdout
+    (machine.data / "admin.token").touch()
+    other = machine.run(machine.url, "--data", str(machine.data), "--token", "-", given="other", code=1)
+    assert "is the data directory of a server" in other.stderr
+    assert (machine.data / "join.token").read_text() == f"{TOKEN}\n"
