@@ -75,7 +75,7 @@ def test_a_frontend_that_takes_its_time_is_shown_to_be_waited_for(tmp_path: Path
         terminal.wait_for("… 1 s")
         held.set()
         assert terminal.exit_code() == 0
-    assert "no nodes yet; join one with `enginehouse join`" in terminal.seen
+    assert "no nodes yet; `enginehouse nodes add` says how to join one" in terminal.seen
 
 
 def test_a_list_is_a_table_with_a_head(tmp_path: Path) -> None:

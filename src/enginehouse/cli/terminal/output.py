@@ -35,8 +35,20 @@ _STYLES = {
 }
 # Columns that a narrow terminal does without, the least needed first. A pipe and --json have them all.
 LEAST_NEEDED = (
-    *("DIGEST", "SEEN", "GPU", "PLATFORM", "REVISION", "LICENSE", "FREE DISK", "FROM", "OPERATION", "ROLE", "BUILD"),
-    *("USED", "BACKEND", "BY", "FREE RAM", "PREVIOUS", "LIMITS", "BACKENDS", "ERRORS", "FOR NODE"),
+    *(
+        "DIGEST",
+        "SEEN",
+        "GPU",
+        "PLATFORM",
+        "REVISION",
+        "LICENSE",
+        "FREE DISK",
+        "FROM",
+        "OPERATION",
+        "LAST USED",
+        "BUILD",
+    ),
+    *("USED", "BACKEND", "BY", "FREE RAM", "PREVIOUS", "LIMITS", "ROLE", "BACKENDS", "ERRORS", "FOR NODE"),
 )
 GAP = 2  # between two columns
 USUAL_COLUMNS = 80
