@@ -113,11 +113,12 @@ TOKENS = [
         "expires_at": "2027-01-01T00:00:00Z",
         "requests_per_minute": 60,
     },
+    # Two of one name: their ids are needed to tell them apart.
     {
-        "id": "059f81ae-7cde-4370-a8c1-3506c779a321",
+        "id": "0b7c5e1a-93d4-4c1b-8a51-6f0d8a2b9e77",
         "role": "user",
-        "name": "shop-in-the-high-street",
-        "models": ["qwen3-30b-a3b-instruct"],
+        "name": "wall-in-the-hall",
+        "created_at": "2026-01-01T00:00:00Z",
     },
 ]
 AUDIT = {

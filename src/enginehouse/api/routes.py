@@ -123,7 +123,7 @@ class RouteObjects(Struct, frozen=True, kw_only=True):
 def make_routes(of: RouteObjects) -> list[ApiRoute]:
     get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
     plan = partial(ApiRoute, "POST", is_plan=True)
-    system, workers, nodes, operations = of.system, of.workers, of.nodes, of.operations
+    system, nodes, operations = of.system, of.nodes, of.operations
     backends, jobs, scheduled = of.backends, of.jobs, of.schedules
     return [
         # The frontend itself.
@@ -137,15 +137,7 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         get("/metrics", "viewer", "Statistics for Prometheus.", system.statistics),
         get("/api/settings", "viewer", "List the settings of this frontend; secrets are omitted.", of.settings.every),
         get("/openapi.json", "viewer", "The OpenAPI document of this API.", system.document),
-        # Workers; LocalAI's paths (`node`, singular).
-        post("/api/node/challenge", "machine", "Get a challenge to sign at registration.", workers.challenge),
-        post("/api/node/register", "machine", "Register a node.", workers.register, body=RegisterRequest, status=201),
-        post("/api/node/{id}/heartbeat", "node", "Send a heartbeat.", workers.heartbeat, body=HeartbeatRequest),
-        post("/api/node/{id}/deregister", "node", "Set the own node offline.", workers.deregister),
-        delete("/api/node/{id}", "node", "LocalAI's alias of deregister.", workers.deregister),
-        post("/api/node/{id}/drain", "node", "Announce that the worker is about to stop.", workers.leaving),
-        post("/api/node/{id}/resume", "node", "Withdraw that announcement.", workers.staying),
-        get("/api/node/{id}/models", "node", "List the replicas on the own node.", workers.models),
+        *_worker_routes(of.workers),
         # Nodes.
         get("/api/nodes", "viewer", "List nodes, by name.", nodes.every),
         get("/api/nodes/scheduling", "viewer", "List schedules: the wanted replicas of models.", scheduled.every),
@@ -202,15 +194,18 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
     ]
 
 
-def _looking_routes(of: RouteObjects) -> list[ApiRoute]:
-    """What is wrong, and what the programs have logged."""
-    get = partial(ApiRoute, "GET")
+def _worker_routes(workers: WorkerRoutes) -> list[ApiRoute]:
+    """LocalAI's paths: `node`, singular."""
+    get, post, delete = partial(ApiRoute, "GET"), partial(ApiRoute, "POST"), partial(ApiRoute, "DELETE")
     return [
-        get("/api/history", "viewer", _PAST, of.history.last_hour),
-        get("/api/doctor", "viewer", "Check database, NATS, clock, disk and nodes; what to do.", of.doctor.look),
-        get("/api/node/{id}/reach", "node", "Whether this frontend reaches the own node.", of.doctor.reach),
-        get("/api/nodes/{id}/worker-log", "admin", _WORKER_LOG, of.node_logs.of_worker),
-        get("/api/logs/{program}", "admin", _PROGRAM_LOG, of.program_logs.logs),
+        post("/api/node/challenge", "machine", "Get a challenge to sign at registration.", workers.challenge),
+        post("/api/node/register", "machine", "Register a node.", workers.register, body=RegisterRequest, status=201),
+        post("/api/node/{id}/heartbeat", "node", "Send a heartbeat.", workers.heartbeat, body=HeartbeatRequest),
+        post("/api/node/{id}/deregister", "node", "Set the own node offline.", workers.deregister),
+        delete("/api/node/{id}", "node", "LocalAI's alias of deregister.", workers.deregister),
+        post("/api/node/{id}/drain", "node", "Announce that the worker is about to stop.", workers.leaving),
+        post("/api/node/{id}/resume", "node", "Withdraw that announcement.", workers.staying),
+        get("/api/node/{id}/models", "node", "List the replicas on the own node.", workers.models),
     ]
 
 
@@ -220,6 +215,18 @@ def _rejection_routes(nodes: NodeRoutes) -> list[ApiRoute]:
         ApiRoute("GET", "/api/nodes/rejected", "viewer", "List the machines that were rejected.", nodes.rejected),
         ApiRoute("DELETE", "/api/nodes/rejected/{id}", "admin", back, nodes.take_back, status=204),
         ApiRoute("POST", "/api/nodes/{id}/reject", "admin", "Remove a pending node and refuse its key.", nodes.reject),
+    ]
+
+
+def _looking_routes(of: RouteObjects) -> list[ApiRoute]:
+    """What is wrong, and what the programs have logged."""
+    get = partial(ApiRoute, "GET")
+    return [
+        get("/api/history", "viewer", _PAST, of.history.last_hour),
+        get("/api/doctor", "viewer", "Check database, NATS, clock, disk and nodes; what to do.", of.doctor.look),
+        get("/api/node/{id}/reach", "node", "Whether this frontend reaches the own node.", of.doctor.reach),
+        get("/api/nodes/{id}/worker-log", "admin", _WORKER_LOG, of.node_logs.of_worker),
+        get("/api/logs/{program}", "admin", _PROGRAM_LOG, of.program_logs.logs),
     ]
 
 

@@ -123,8 +123,14 @@ def test_a_worker_checks_its_way_to_its_server_by_its_own_record(tmp_path: Path)
         assert f"Start it: enginehouse join {world.url} --name attic" in stopped.stdout
         lock = disk.Lock(tmp_path / "data" / "worker.lock", "start a worker")
         result = here(tmp_path)
-        lock.release()
         assert result.exit_code == 0, result.stdout
+        waiting = {"reason": "cannot accept this token: it is unknown here", "since": 1.0}
+        (tmp_path / "data" / "waiting.json").write_text(json.dumps(waiting))
+        refused_there = here(tmp_path)
+        assert refused_there.exit_code == 1
+        assert "waits to join its server: cannot accept this token" in refused_there.stdout
+        (tmp_path / "data" / "waiting.json").unlink()
+        lock.release()
         assert f"{world.url} answers" in result.stdout
         assert "NATS answers" in result.stdout
         assert "the worker of attic runs here" in result.stdout

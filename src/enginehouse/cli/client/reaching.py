@@ -37,6 +37,20 @@ def read_node_record(data: Path) -> NodeRecord | None:
         return None
 
 
+class WaitingRecord(Struct, frozen=True, kw_only=True):
+    """`DATA/waiting.json`, which a worker writes while its server does not let it join."""
+
+    reason: str
+    since: float = 0.0
+
+
+def read_waiting_record(data: Path) -> WaitingRecord | None:
+    try:
+        return msgspec.json.decode((data / "waiting.json").read_bytes(), type=WaitingRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def reach_server(url: str) -> list[Finding]:
     try:
         client = FrontendClient(url, "", user_agent=f"enginehouse-doctor/{__version__}")

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from enginehouse.cli.client.reaching import read_node_record
+from enginehouse.cli.client.reaching import read_node_record, read_waiting_record
 from enginehouse.core.capability import too_new
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.finding import Finding, disk_finding
@@ -54,10 +54,14 @@ def _ports(data: Path) -> list[Finding]:
 
 def _worker(data: Path) -> list[Finding]:
     """Whether the worker of a machine that has joined a server runs."""
-    record = read_node_record(data)
+    record, waiting = read_node_record(data), read_waiting_record(data)
+    is_running = disk.is_locked(data / "worker.lock")
+    if waiting is not None and is_running:
+        message = f"the worker of this machine waits to join its server: {waiting.reason}"
+        return [Finding(area="node", level="problem", message=message)]
     if record is None or (data / "server.json").exists():
         return []
-    if disk.is_locked(data / "worker.lock"):
+    if is_running:
         return [Finding(area="node", level="ok", message=f"the worker of {record.name} runs here")]
     message = f"the worker of {record.name} does not run here"
     advice = f"Start it: enginehouse join {','.join(record.frontends) or 'URL'} --name {record.name}"

@@ -349,7 +349,7 @@ def facts_of(node: NodeView) -> str:
     if not node.health:
         return node.status  # an older frontend tells no facts
     if not node.approved:
-        return "pending" if node.health == "healthy" else f"{node.health},pending"
+        return "pending"  # it sends no heartbeats yet, so its health says nothing; `heard` tells when it asked
     # Its heartbeats arrive, and commands do not reach it.
     health = "degraded" if node.degraded and node.health != "offline" else node.health
     return f"{health},drained" if node.drained else health
