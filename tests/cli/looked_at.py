@@ -211,6 +211,8 @@ LISTS = (
     ("backends", "plan", "llama-cpp"),
     ("tokens", "list"),
     ("audit",),
+    ("keys", "list"),
+    ("contexts", "list"),
     ("ps",),
     ("status",),
 )

@@ -177,7 +177,6 @@ def make_routes(of: RouteObjects) -> list[ApiRoute]:
         post("/api/operations/{id}/release", "admin", _RELEASE, operations.release),
         post("/api/operations/{id}/dismiss", "admin", "Take a failure off the open list.", operations.dismiss),
         get("/api/events", "viewer", _EVENTS, raw=of.events.events),
-        get("/api/history", "viewer", _PAST, of.history.last_hour),
         # Backends and galleries; LocalAI's paths.
         get("/backends", "viewer", "List installed backends over all nodes.", backends.installed),
         get("/backends/available", "viewer", "List the backends that the galleries offer.", backends.available),
@@ -223,6 +222,7 @@ def _looking_routes(of: RouteObjects) -> list[ApiRoute]:
     """What is wrong, and what the programs have logged."""
     get = partial(ApiRoute, "GET")
     return [
+        get("/api/history", "viewer", _PAST, of.history.last_hour),
         get("/api/doctor", "viewer", "Check database, NATS, clock, disk and nodes; what to do.", of.doctor.look),
         get("/api/node/{id}/reach", "node", "Whether this frontend reaches the own node.", of.doctor.reach),
         get("/api/nodes/{id}/worker-log", "admin", _WORKER_LOG, of.node_logs.of_worker),

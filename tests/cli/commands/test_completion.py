@@ -60,6 +60,9 @@ def test_bash_completes_commands_options_and_the_names_that_the_server_has(tmp_p
         assert offered(world, tmp_path, "models", "load", "tiny-chat", "--node", "b") == {"box"}
         assert offered(world, tmp_path, "run", "s") == {"smollm2"}
         assert offered(world, tmp_path, "backends", "rollback", "l") == {"llama-cpp"}
+        assert offered(world, tmp_path, "logs", "t") == {"tiny-chat"}
+        assert offered(world, tmp_path, "logs", "f") == {"frontend"}
+        assert offered(world, tmp_path, "contexts", "use", "l") == {"local"}
 
 
 def test_operations_are_completed_by_id(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from tests.cli.looked_at import ANSWERS, LISTS
 from tests.cli.real_terminal import Terminal
-from tests.cli.recorded import recorded
+from tests.cli.recorded import Answer, recorded
 from tests.cli.test_main import ALL
+
+from enginehouse.cli.terminal.output import UNBROKEN, _least_width
 
 
 @pytest.mark.parametrize("columns", [80, 140])
@@ -24,7 +26,7 @@ def test_each_list_fits_the_terminal(tmp_path: Path, words: tuple[str, ...], col
 
 def test_no_list_was_forgotten() -> None:
     # Those without a server are looked at where they are tested: their galleries are on this machine.
-    here = {"gallery", "local", "contexts", "keys", "sessions", "service"}
+    here = {"gallery", "local", "service"}
     listing = {path for path in ALL if path and path[-1] in ("list", "ps", "status", "audit") and path[0] not in here}
     assert {path[:2] for path in LISTS} >= listing
 
@@ -40,10 +42,29 @@ def test_the_columns_that_are_needed_least_are_left_out_first(tmp_path: Path) ->
     assert "DIGEST" in wide.seen
 
 
-def test_an_identifier_that_is_copied_is_never_broken(tmp_path: Path) -> None:
-    with recorded(ANSWERS) as world, Terminal(world, tmp_path, "tokens", "list", columns=80) as terminal:
+def test_an_identifier_that_is_copied_keeps_its_width() -> None:
+    assert _least_width(["ID", "ce9e1dcf-b219-41af-a308-a4377c9172c4"]) == 36
+    assert _least_width(["NAME", "n" * 63]) == UNBROKEN
+
+
+@pytest.mark.parametrize("words", [("gallery", "list", "--backend-galleries", "[]"), ("local", "list")], ids=" ".join)
+def test_what_is_listed_without_a_server_fits_too(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with recorded({}) as world, Terminal(world, tmp_path, *words, columns=80) as terminal:
+        assert terminal.exit_code() == 0, terminal.seen
+    assert all(len(line) <= 80 for line in terminal.seen.replace("\r", "").splitlines())
+
+
+def test_names_of_the_greatest_length_are_broken_rather_than_lines(tmp_path: Path) -> None:
+    name = "n" * 63
+    replica = {"model": "m" * 80, "node_id": "1", "node_name": name, "state": "ready", "backend": "b" * 60}
+    with (
+        recorded({"GET /api/replicas": Answer([replica])}) as world,
+        Terminal(world, tmp_path, "replicas", "list", columns=80) as terminal,
+    ):
         assert terminal.exit_code() == 0
-    assert "ce9e1dcf-b219-41af-a308-a4377c9172c4" in terminal.seen
+    lines = terminal.seen.replace("\r", "").splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    assert sum(line.count("n") for line in lines) >= 63
 
 
 def test_errors_and_remarks_are_wrapped_between_words(tmp_path: Path) -> None:

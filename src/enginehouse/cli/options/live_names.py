@@ -36,6 +36,7 @@ _BY_PARAMETER = {
     "key": "token",
     "context": "context",
     "context_name": "context",
+    "words": "log",
 }
 # What `name` and `names` mean depends on the command.
 _BY_COMMAND = (
@@ -79,6 +80,8 @@ def complete_names(parameter: click.Parameter) -> None:
 def _names(kind: str) -> list[str]:
     if kind == "context":
         return _context_names()
+    if kind == "log":
+        return ["frontend", "nats", "worker", *_names("model"), *_names("node")]
     from enginehouse.cli.options.shared import given_for_completion
     from enginehouse.link.client import FrontendClient
     from enginehouse.settings.programs import ClientSettings, load

@@ -45,11 +45,14 @@ LEAST_NEEDED = (
         "FREE DISK",
         "FROM",
         "OPERATION",
+        "LAST USED",
         "BUILD",
-        "FOR NODE",
     ),
-    *("USED", "BACKEND", "BY", "FREE RAM", "PREVIOUS", "LIMITS", "ROLE", "BACKENDS"),
+    *("USED", "BACKEND", "BY", "FREE RAM", "PREVIOUS", "LIMITS", "ROLE", "BACKENDS", "ERRORS", "FOR NODE"),
 )
+GAP = 2  # between two columns
+USUAL_COLUMNS = 80
+SHORT = 8  # characters; below that words are broken after the identifiers, which are copied
 COMFORT = 26  # characters of a cell; a longer one may be wrapped
 LAST = 20  # of a last column that is cut, at least
 UNBROKEN = 24  # a word up to this length is never wrapped, because names and ids are copied
@@ -217,27 +220,36 @@ def _fit_last(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[lis
 
 
 def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    least = -2
-    for column, *cells in zip(columns, *rows, strict=True):
-        found = [word for cell in (column, *cells) for word in cell.split()]
-        longest = max(map(cell_len, found), default=0)
-        width = longest if any(map(_UUID.fullmatch, found)) else min(UNBROKEN, longest)
-        table.add_column(column, overflow="fold", min_width=width)
-        least += width + 2
-    if least > console.width:
+    least = [_least_width(column) for column in zip(columns, *rows, strict=True)]
+    if sum(least) + GAP * (len(least) - 1) > console.width and console.width < USUAL_COLUMNS:
         _draw_wide((columns, *rows))
         return
+    # On a terminal of the usual width nothing is longer than a line; the longest words are broken instead.
+    ids = {one for one, column in enumerate(zip(*rows, strict=True)) if any(map(_UUID.fullmatch, column))}
+    while sum(least) + GAP * (len(least) - 1) > console.width:
+        widest = max(range(len(least)), key=lambda one: (one not in ids and least[one] > SHORT, least[one]))
+        least[widest] -= 1
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, width in zip(columns, least, strict=True):
+        table.add_column(column, overflow="fold", min_width=width)
     for row in rows:
         # Text, not str: rich would read brackets in a str as markup.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     console.print(table)
+
+
+def _least_width(column: Sequence[str]) -> int:
+    """The width at which no word of a column is broken, unless it is very long."""
+    from rich.cells import cell_len
+
+    words = [word for cell in column for word in cell.split()]
+    longest = max(map(cell_len, words), default=0)
+    return longest if any(map(_UUID.fullmatch, words)) else min(UNBROKEN, longest)
 
 
 def _draw_wide(rows: Sequence[Sequence[str]]) -> None:
