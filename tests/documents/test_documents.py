@@ -28,6 +28,7 @@ FOR_TESTS = (ROOT / "Makefile").read_text()
 _OPTION = re.compile(r"--[a-z][a-z-]*[a-z]|-[a-zA-Z]$")
 # The beginning of a command in a text: the program, or a command of it with a further word.
 _PROGRAM = re.compile(r"^(?:\$ )?(?:.*[;&|] )?(?:\w+=\S* )*(?:\.venv/bin/)?enginehouse\s+(?P<words>[^;&#`)]*)")
+WIDTH = 120  # of a line of text
 HISTORY = "CHANGELOG.md"  # names what existed in its time
 
 
@@ -100,6 +101,17 @@ def test_links_lead_to_files_and_headings_that_exist(file: Path) -> None:
             if not aim.exists() or (anchor and anchor not in anchors(aim)):
                 dead.append(f"{line.where}: {target}")
     assert dead == []
+
+
+def test_lines_of_text_are_wrapped() -> None:
+    """Not those of tables and of code, and not a link or command that is as long by itself."""
+    long = [
+        line.where
+        for line in every_line()
+        if len(line.text) > WIDTH and line.language is None and not line.text.lstrip().startswith(("|", "#", "!"))
+        if " " in re.sub(r"`[^`]+`|\[[^\]]*\]\([^)]*\)", "x", line.text.strip())
+    ]
+    assert long == []
 
 
 def test_commands_and_options_that_are_named_exist() -> None:
