@@ -156,12 +156,11 @@ def _remark_on_room(frontend: FrontendApi, name: str) -> None:
     except NotFound:
         return  # a schedule may be there before its model
     if found.replicas < found.wanted and not found.chosen:
-        reasons = "; ".join(f"{one.node_name}: {one.reason}" for one in found.nodes[:REASONS_SHOWN])
-        more = len(found.nodes) - REASONS_SHOWN
+        said = [f"{one.node_name}: {one.reason}" for one in found.nodes]
+        more = [f"and {len(said) - REASONS_SHOWN} more"] if len(said) > REASONS_SHOWN else []
+        why = f" ({'; '.join([*said[:REASONS_SHOWN], *more])})" if said else ""
         output.remark(
-            f"no node has room for another replica now{f' ({reasons}' if reasons else ''}"
-            f"{f', and {more} more' if more > 0 else ''}{')' if reasons else ''}. It is tried again when a node joins or "
-            "becomes free"
+            f"no node has room for another replica now{why}. It is tried again when a node joins or becomes free"
         )
 
 
