@@ -16,12 +16,14 @@ import uv
 
 from enginehouse import __version__
 from enginehouse.host.program import Program, read_program
+from enginehouse.settings.programs import default_data_directory
 
 TOKEN = "eh-join-of-the-test"
 
 
 class Serving(ThreadingHTTPServer):
     files: dict[str, bytes]
+    missing_bytes = 0  # of every answer, at its end
 
 
 class Files(BaseHTTPRequestHandler):
@@ -30,7 +32,7 @@ class Files(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         content = self.server.files.get(self.path)
         self.send_response(404 if content is None else 200)
-        self.send_header("content-length", str(len(content or b"")))
+        self.send_header("content-length", str(len(content or b"") + self.server.missing_bytes))
         self.end_headers()
         self.wfile.write(content or b"")
 
@@ -135,6 +137,39 @@ def test_a_server_that_is_gone_is_named_and_the_next_one_is_asked(machine: Machi
     server.files.clear()
     assert f"cannot fetch {machine.url}/join/" in machine.run(machine.url, "--install-only", code=1).stderr
     assert "Connection refused" in machine.run("http://127.0.0.1:9", "--install-only", code=1).stderr
+
+
+def test_an_answer_that_is_cut_off_is_said_and_the_next_server_is_asked(machine: Machine, server: Serving) -> None:
+    server.missing_bytes = 10
+    cut = machine.run(f"{machine.url},http://127.0.0.1:9", "--install-only", code=1)
+    assert "Connection refused" in cut.stderr
+    cut = machine.run(machine.url, "--install-only", code=1)
+    assert f"cannot fetch {machine.url}/join/" in cut.stderr
+    assert "Traceback" not in cut.stderr
+
+
+@pytest.mark.slow
+def test_pip_is_found_below_a_directory_with_a_space_in_its_name(machine: Machine, tmp_path: Path) -> None:
+    machine.program = tmp_path / "a program"
+    temporary = tmp_path / "a directory"
+    temporary.mkdir()
+    variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "TMPDIR": str(temporary)}
+    done = machine.run(machine.url, "--install-only", code=1, **variables)
+    assert "No matching distribution" in done.stderr
+
+
+def test_a_token_is_asked_for_before_anything_is_installed(machine: Machine, server: Serving) -> None:
+    done = machine.run(machine.url, code=1)
+    assert "a join token is needed" in done.stderr
+    assert list(machine.program.iterdir()) == []
+
+
+@pytest.mark.parametrize("shared", ["", "relative", "{home}/shared"])
+def test_the_data_directory_is_that_of_every_command(machine: Machine, server: Serving, shared: str) -> None:
+    server.files.clear()  # the token is kept before the installation, which then ends
+    variables = {"HOME": str(machine.home), "XDG_DATA_HOME": shared.format(home=machine.home)}
+    machine.run(machine.url, "--token", "-", given=TOKEN, code=1, **variables)
+    assert (default_data_directory(variables) / "join.token").read_text() == f"{TOKEN}\n"
 
 
 @pytest.mark.slow
