@@ -62,7 +62,7 @@ def test_much_that_is_all_right_is_counted_unless_all_is_asked_for(tmp_path: Pat
     nodes = [{"area": "node", "level": "ok", "message": f"node-{number} is healthy"} for number in range(9)]
     with recorded({**REACHED, "GET /api/doctor": looked(*nodes, BAD)}) as world:
         few, every = run(world, tmp_path, "doctor"), run(world, tmp_path, "doctor", "--all")
-    assert "node      9 are all right" in few.stdout
+    assert "node      9 checks passed" in few.stdout
     assert "node-3" not in few.stdout
     assert "third is offline" in few.stdout
     assert "node-3 is healthy" in every.stdout

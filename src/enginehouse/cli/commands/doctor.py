@@ -115,7 +115,9 @@ def _show(found: list[Finding], *, everything: bool) -> None:
         if one.level == "ok" and not everything and counts[one.area] > COLLAPSED:
             if one.area not in told:
                 told.add(one.area)
-                output.say_wrapped(f"{counts[one.area]} are all right", f"{marks['ok']:<{width}} {one.area:<9} ")
+                output.say_wrapped(
+                    f"{counts[one.area]} checks passed; --all shows each", f"{marks['ok']:<{width}} {one.area:<9} "
+                )
             continue
         output.say_wrapped(one.message, f"{marks[one.level]:<{width}} {one.area:<9} ")
         if one.advice and one.level != "ok":
