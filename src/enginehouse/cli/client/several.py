@@ -1,0 +1,42 @@
+"""Changes of several nodes by one command: an unknown name changes nothing, a refusal leaves none of the others out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from enginehouse.cli.client.connect import FrontendApi, read, segment
+from enginehouse.cli.terminal import output
+from enginehouse.core.errors import Conflict, EnginehouseError, NotFound
+from enginehouse.core.name import check_name
+from enginehouse.core.views import NodeView
+
+T = TypeVar("T")
+
+
+def before(frontend: FrontendApi, nodes: Iterable[str]) -> dict[str, NodeView]:
+    """The nodes as they are before a change; raises where a name is no node's."""
+    return {
+        node: read(frontend.get(f"/api/nodes/{segment(node)}"), NodeView)
+        for node in [check_name(one, "node") for one in nodes]
+    }
+
+
+def for_each(nodes: Iterable[str], change: Callable[[str], T]) -> tuple[list[T], list[EnginehouseError]]:
+    """What came of each change, and the refusals."""
+    done: list[T] = []
+    refused: list[EnginehouseError] = []
+    for node in nodes:
+        try:
+            done.append(change(node))
+        except (Conflict, NotFound) as error:
+            refused.append(error)
+    return done, refused
+
+
+def raise_refused(refused: list[EnginehouseError]) -> None:
+    """Say all refusals; the last one is the error of the command."""
+    for error in refused[:-1]:
+        output.remark(f"enginehouse: {error.message}")
+    if refused:
+        raise refused[-1]
