@@ -177,13 +177,16 @@ def test_it_installs_beside_the_version_before_and_a_second_run_has_nothing_to_d
     machine: Machine, made: Program
 ) -> None:
     with_uv(machine)
-    for name in ("0.0.1-before", "0.0.0-older"):
+    for name in ("0.0.1-before", "0.0.0-older", "0.0.0-running"):
         (machine.program / name).mkdir(parents=True)
         (machine.program / name / "complete").touch()
     command = machine.program / "bin" / "enginehouse"
     command.parent.mkdir()
     command.symlink_to("../0.0.1-before/bin/enginehouse")
-    first = machine.run(f"http://127.0.0.1:9,{machine.url}", "--install-only", UV_CACHE_DIR=cache())
+    waiting = [sys.executable, "-c", "input()", str(machine.program / "0.0.0-running" / "bin" / "python")]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as running:
+        first = machine.run(f"http://127.0.0.1:9,{machine.url}", "--install-only", UV_CACHE_DIR=cache())
+        running.communicate(b"\n")
     assert "installing enginehouse" in first.stderr
     said = subprocess.run([command, "version"], capture_output=True, text=True, check=True, cwd="/").stdout
     assert said == f"enginehouse {__version__}\n"
@@ -193,7 +196,17 @@ def test_it_installs_beside_the_version_before_and_a_second_run_has_nothing_to_d
     python = machine.program / here / "bin" / "python"
     again = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True, cwd="/").stdout
     assert again.strip() == made.script_sha256
-    assert {one.name for one in machine.program.iterdir()} == {"bin", here, "0.0.1-before"}
+    assert {one.name for one in machine.program.iterdir()} == {"bin", here, "0.0.1-before", "0.0.0-running"}
+    # A service is started by the command that leads to the newest version.
+    options = ("--url", machine.url, "--data", str(machine.data), "--print")
+    unit = subprocess.run(
+        [command, "service", "install", "worker", *options],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={"HOME": str(machine.home), "PATH": "/usr/bin:/bin", "ENGINEHOUSE_TOKEN": TOKEN},
+    )
+    assert f'ExecStart="{command}" "worker" ' in unit.stdout, unit.stderr
     assert "is installed already" in machine.run(machine.url, "--install-only").stderr
     assert list(machine.home.iterdir()) == []  # nothing is written anywhere else
 

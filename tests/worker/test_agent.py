@@ -127,6 +127,7 @@ async def test_a_worker_that_was_accepted_comes_back_by_its_key_and_never_gives_
         assert worker.link.by_key[:4] == [True, False, True, False]
         assert msgspec.json.decode(waiting.read_bytes())["reason"] == worker.link.fails.message
         assert sum("worker.refused" in line and "again_in_seconds=" in line for line in caplog.messages) >= 2
+        assert not any("worker.waiting" in line for line in caplog.messages)  # it was said already
         worker.link.fails = None
         await until(lambda: bool(worker.link.heartbeats))
         assert not waiting.exists()

@@ -117,6 +117,22 @@ install_program() {
         "$@" install -q --disable-pip-version-check --no-input --no-index --no-deps "$work/$WHEEL"
 }
 
+# is_running DIR: whether a process runs a program of this directory, as far as this user can see.
+is_running() {
+    "$python" - "$1/" <<'END'
+import os, pathlib, sys
+
+own = {str(os.getpid()), str(os.getppid())}
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        if process.name not in own and os.fsencode(sys.argv[1]) in (process / "cmdline").read_bytes():
+            sys.exit(0)
+    except OSError:
+        pass  # it has ended
+sys.exit(1)
+END
+}
+
 # Puts this version beside the one that may be running, and makes it the current one when it is complete.
 install_or_upgrade() {
     here="$program/$VERSION-$(printf '%.12s' "$WHEEL_SHA256")"
@@ -143,11 +159,11 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     rm -f "$command.new"
     ln -s "../${here##*/}/bin/enginehouse" "$command.new"
     mv -f "$command.new" "$command"
-    # The version before stays, because it may still be running.
+    # The version before stays, because it may be started again; and any that still runs.
     for old in "$program"/*/complete; do
         old=${old%/complete}
         case "$before" in ../"${old##*/}"/*) continue ;; esac
-        [ "$old" = "$here" ] || rm -rf "$old"
+        [ "$old" = "$here" ] || is_running "$old" || rm -rf "$old"
     done
 }
 
