@@ -63,6 +63,15 @@ def test_nothing_that_needs_anybody_is_said_so_also_without_figures(tmp_path: Pa
     assert "Nothing needs you." in lines
 
 
+def test_a_server_that_is_not_ready_needs_somebody(tmp_path: Path) -> None:
+    full = Answer({"status": "not ready", "reasons": ["the disk of the database is full"]}, 503)
+    with recorded({**ANSWERS, "GET /readyz": full}) as world:
+        lines = run(world, tmp_path, "status").stdout.splitlines()
+    at = lines.index("  ! The server is not ready: the disk of the database is full")
+    assert lines[at + 1] == "    → enginehouse doctor"
+    assert "6 things need you:" in lines
+
+
 def test_ps_lists_what_runs_loads_and_was_given_up_by_node(tmp_path: Path) -> None:
     nodes = [{**NODES[4], "id": "id-of-spare"}, *NODES[:4]]
     with recorded({**ANSWERS, "GET /api/nodes?limit=500": Answer(nodes)}) as world:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse import __version__
-from enginehouse.core.errors import EnginehouseError, Invalid
+from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
 from enginehouse.core.finding import Finding, clock_finding
 from enginehouse.link.client import FrontendClient
 
@@ -76,6 +76,17 @@ def _readiness(client: FrontendClient, url: str) -> list[Finding]:
         reasons = _reasons(url)
         return [Finding(area="server", level="problem", message=f"{url} is not ready: {reasons}")]
     return []
+
+
+def not_ready(client: FrontendClient) -> str:
+    """Why a server is not ready; "" if it is, or does not tell."""
+    try:
+        client.request("GET", "/readyz", None, object, timeout_seconds=CONNECT_SECONDS)
+    except Unavailable:
+        return _reasons(client.url)
+    except EnginehouseError:
+        pass  # what else is wrong is said by whoever asks for more
+    return ""
 
 
 def _reasons(url: str) -> str:
