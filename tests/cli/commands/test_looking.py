@@ -116,6 +116,16 @@ def test_operations_say_why_and_count_nodes_as_nodes(tmp_path: Path) -> None:
             {"status": "queued", "reason": "busy", "error": "cannot lock it: busy", "failures": 0},
             "a: busy; trying again",
         ),
+        (
+            {
+                "status": "queued",
+                "reason": "insufficient_disk",
+                "error": "cannot install xllamacpp: it needs 103 MiB, 59 MiB free; free some space, it is retried "
+                "automatically",
+                "failures": 0,
+            },
+            "a: needs 103 MiB, 59 MiB free; trying again",
+        ),
         ({"status": "queued"}, ""),
         ({"status": "superseded", "error": "a newer request took its place"}, "a: a newer request took its place"),
     ],

@@ -23,6 +23,7 @@ LINE_SECONDS = 2.0
 # Remarks of workers on a success that may be unexpected.
 _NOTES = {"already_absent": " (it was not there)"}
 _CANNOT = re.compile(r"^cannot [^:;.]{1,80}: (it )?")
+_RETRIED = re.compile(r"; [^;]*\bretried automatically$")
 _PHASES = {"": "working", "resolving": "looking up", "extracting": "unpacking"}
 
 
@@ -163,8 +164,10 @@ def brief(operation: OperationView) -> str:
 
 
 def _bare(reason: str) -> str:
-    """A reason without the "cannot start tiny-chat: " that the first column says already."""
-    return _CANNOT.sub("", reason)
+    """A reason without the "cannot start tiny-chat: " that the first column says already, and without the promise to
+    try again, which the number of the next try keeps.
+    """
+    return _RETRIED.sub("", _CANNOT.sub("", reason))
 
 
 def canary_lines(operation: OperationView) -> Iterator[str]:
