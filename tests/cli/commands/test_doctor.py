@@ -147,6 +147,18 @@ def test_a_worker_checks_its_way_to_its_server_by_its_own_record(tmp_path: Path)
     assert "cannot reach the frontend" in away.stdout
 
 
+def test_a_server_that_does_not_run_is_not_taken_for_a_machine_that_joined_itself(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    record = {"id": "x", "name": "desk", "frontends": ["http://127.0.0.1:9"], "nats_url": "nats://127.0.0.1:9"}
+    (tmp_path / "data" / "node.json").write_text(json.dumps(record))
+    (tmp_path / "data" / "admin.token").touch()
+    result = here(tmp_path)
+    assert result.exit_code == 1
+    assert "Start it as before: enginehouse up" in result.stdout
+    assert result.stdout.count("✗") == 1
+    assert "enginehouse join" not in result.stdout
+
+
 def test_a_directory_that_this_user_may_not_write_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
     assert "may not write there" in here(tmp_path).stdout

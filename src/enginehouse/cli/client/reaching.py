@@ -37,6 +37,11 @@ def read_node_record(data: Path) -> NodeRecord | None:
         return None
 
 
+def is_of_server(data: Path) -> bool:
+    """Whether a server made this data directory; that of a machine that has joined has a join token at most."""
+    return (data / "admin.token").exists()
+
+
 class WaitingRecord(Struct, frozen=True, kw_only=True):
     """`DATA/waiting.json`, which a worker writes while its server does not let it join."""
 
