@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.cli.recorded import Answer, recorded, refused, run
 
+from enginehouse.cli.client import reaching
 from enginehouse.cli.client.reaching import reach_server
 from enginehouse.cli.commands import doctor_here
 from enginehouse.cli.main import program
@@ -112,9 +116,34 @@ def test_without_a_server_the_machine_is_looked_at_and_busy_ports_are_named(
     assert "Start one: enginehouse up" in result.stdout
 
 
+@contextlib.contextmanager
+def greeting(words: bytes) -> Iterator[socket.socket]:
+    """A server that says this to whoever connects."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listening.accept()[0].sendall(words)
+
+        threading.Thread(target=greet, daemon=True).start()
+        try:
+            yield listening
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_nats_server_that_hangs_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hangs, greeting(b"HTTP/1.1 400 ") as other:
+        for one in (hangs, other):
+            (found,) = reaching.reach_nats(f"nats://127.0.0.1:{one.getsockname()[1]}")
+            assert (found.level, "does not answer as NATS does" in found.message) == ("problem", True)
+
+
 def test_a_worker_checks_its_way_to_its_server_by_its_own_record(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    with recorded(REACHED) as world, socket.create_server(("127.0.0.1", 0)) as nats:
+    with recorded(REACHED) as world, greeting(b"INFO {}\r\n") as nats:
         record = {"id": "x", "name": "attic", "frontends": [world.url]}
         record["nats_url"] = f"nats://127.0.0.1:{nats.getsockname()[1]}"
         (tmp_path / "data" / "node.json").write_text(json.dumps(record))

@@ -19,6 +19,7 @@ from enginehouse.link.client import FrontendClient
 
 CONNECT_SECONDS = 3.0
 NATS_PORT = 4222
+NATS_GREETING = b"INFO "
 
 
 class NodeRecord(Struct, frozen=True, kw_only=True):
@@ -114,14 +115,15 @@ def reach_nats(url: str) -> list[Finding]:
     parts = urlsplit(url.partition(",")[0])
     host, port = parts.hostname or "", parts.port or NATS_PORT
     try:
-        with socket.create_connection((host, port), CONNECT_SECONDS):
-            return [Finding(area="nats", level="ok", message=f"NATS answers at {host}:{port}")]
+        connection = socket.create_connection((host, port), CONNECT_SECONDS)
     except OSError as error:
-        return [
-            Finding(
-                area="nats",
-                level="problem",
-                message=f"NATS is not reached at {host}:{port}: {error.strerror or error or 'no answer'}",
-                advice="Open this port on the server, or set --advertise-nats there; see docs/network.md",
-            )
-        ]
+        message = f"NATS is not reached at {host}:{port}: {error.strerror or error or 'no answer'}"
+        advice = "Open this port on the server, or set --advertise-nats there; see docs/network.md"
+        return [Finding(area="nats", level="problem", message=message, advice=advice)]
+    with connection, contextlib.suppress(OSError):
+        # A server that hangs is still connected to, by its machine; a server that runs speaks first.
+        if connection.recv(len(NATS_GREETING), socket.MSG_WAITALL) == NATS_GREETING:
+            return [Finding(area="nats", level="ok", message=f"NATS answers at {host}:{port}")]
+    message = f"what listens at {host}:{port} does not answer as NATS does"
+    advice = "Check that NATS runs there and does not hang: enginehouse logs nats, on the server"
+    return [Finding(area="nats", level="problem", message=message, advice=advice)]
