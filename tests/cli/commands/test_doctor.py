@@ -124,7 +124,8 @@ def greeting(words: bytes) -> Iterator[socket.socket]:
         def greet() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    listening.accept()[0].sendall(words)
+                    with listening.accept()[0] as one:
+                        one.sendall(words)
 
         threading.Thread(target=greet, daemon=True).start()
         try:

@@ -89,6 +89,20 @@ def test_one_that_is_refused_leaves_none_of_the_others_out(tmp_path: Path) -> No
     )
 
 
+def test_several_answers_are_one_document(tmp_path: Path) -> None:
+    answers: dict[str, Any] = {f"GET /api/nodes/{name}": Answer({**NODE, "name": name}) for name in ("attic", "box")}
+    answers |= {
+        f"POST /api/nodes/{name}/{verb}": Answer({**NODE, "name": name})
+        for name in ("attic", "box")
+        for verb in ("resume", "approve")
+    }
+    with recorded(answers) as world:
+        for words in (("resume",), ("approve", "--no-wait")):
+            both = json.loads(run(world, tmp_path, "nodes", *words, "attic", "box", "--json").stdout)
+            one = json.loads(run(world, tmp_path, "nodes", *words, "box", "--json").stdout)
+            assert ([each["name"] for each in both], one["name"]) == (["attic", "box"], "box")
+
+
 def test_what_changes_nothing_looks_like_it(tmp_path: Path) -> None:
     answers = {
         "GET /api/nodes/attic": Answer({**NODE, "drained": False}),

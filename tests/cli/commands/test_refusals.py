@@ -99,6 +99,14 @@ def test_joining_without_a_token_says_how_to_get_one(tmp_path: Path) -> None:
     assert "enginehouse tokens create --role join" in result.stderr
 
 
+def test_on_a_machine_that_has_joined_the_way_to_its_server_is_said(tmp_path: Path) -> None:
+    (tmp_path / "node.json").write_text('{"id": "x", "name": "attic"}')
+    result = CliRunner().invoke(program, ["nodes", "list", "--data", str(tmp_path)])
+    assert result.exit_code == 4
+    assert "this machine is a node" in result.stderr
+    assert "enginehouse login URL" in result.stderr
+
+
 def not_found(noun: str, name: str, param: str) -> Answer:
     error = {"message": f"cannot find a {noun} named {name!r}", "code": "not_found", "param": param}
     return Answer({"error": error}, 404)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 from enginehouse.cli.client.connect import FrontendApi, read, segment
+from enginehouse.cli.options.shared import wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Conflict, EnginehouseError, NotFound
 from enginehouse.core.name import check_name
@@ -32,6 +33,26 @@ def for_each(nodes: Iterable[str], change: Callable[[str], T]) -> tuple[list[T],
         except (Conflict, NotFound) as error:
             refused.append(error)
     return done, refused
+
+
+def emit_each(nodes: Collection[str], change: Callable[[str], tuple[object, str]]) -> None:
+    """Print what came of each change: a sentence at once, or with --json all answers as one document."""
+    answers: list[object] = []
+
+    def emitted(node: str) -> None:
+        answer, sentence = change(node)
+        answers.append(answer)
+        if not wants_json():
+            output.say(sentence)
+
+    refused = for_each(nodes, emitted)[1]
+    emit_answers(answers, is_list=len(nodes) > 1)
+    raise_refused(refused)
+
+
+def emit_answers(answers: list[object], *, is_list: bool) -> None:
+    if wants_json() and answers:
+        output.emit_json(answers if is_list else answers[0])
 
 
 def raise_refused(refused: list[EnginehouseError]) -> None:

@@ -13,7 +13,7 @@ from enginehouse.cli.answers import RejectedNode
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.client.listing import every_node
 from enginehouse.cli.client.selectors import checked_selectors, has_labels, selector_option
-from enginehouse.cli.client.several import before, for_each, raise_refused
+from enginehouse.cli.client.several import before, emit_answers, emit_each, for_each, raise_refused
 from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.commands.nodes_add import add
 from enginehouse.cli.commands.nodes_drain import drain
@@ -24,6 +24,7 @@ from enginehouse.cli.options.shared import (
     emit_json,
     given,
     group,
+    wants_json,
 )
 from enginehouse.cli.terminal import output
 from enginehouse.core.backend import InstalledBackend
@@ -142,8 +143,8 @@ def approve(nodes: tuple[str, ...], fingerprint: str, no_wait: bool) -> None:
     body = {"fingerprint": fingerprint} if fingerprint else None
     answers, refused = for_each(wanted, lambda node: frontend.post(f"/api/nodes/{segment(node)}/approve", body))
     deadline = time.monotonic() + (0.0 if no_wait else JOIN_SECONDS)
-    for answer in answers:
-        _wait_for(frontend, answer, deadline, no_wait=no_wait)
+    approved = [_wait_for(frontend, answer, deadline, no_wait=no_wait) for answer in answers]
+    emit_answers(approved, is_list=len(nodes) > 1)
     raise_refused(refused)
 
 
@@ -166,14 +167,14 @@ def _with_key(frontend: FrontendApi, node: str, fingerprint: str) -> str:
     return found[0].id if found else node
 
 
-def _wait_for(frontend: FrontendApi, answer: object, deadline: float, *, no_wait: bool) -> None:
+def _wait_for(frontend: FrontendApi, answer: object, deadline: float, *, no_wait: bool) -> object:
     found = read(answer, NodeView)
     while found.status != "healthy" and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         answer = frontend.get(f"/api/nodes/{segment(found.id)}")
         found = read(answer, NodeView)
-    if emit_json(answer):
-        return
+    if wants_json():
+        return answer
     has_joined = found.status == "healthy"
     output.say(f"approved {found.name}" + ("; it has joined" if has_joined and not no_wait else ""))
     if not has_joined and not no_wait:
@@ -181,6 +182,7 @@ def _wait_for(frontend: FrontendApi, answer: object, deadline: float, *, no_wait
             f"{found.name} has not joined within {JOIN_SECONDS:.0f} s (heard {heard(found.heartbeat_age_seconds)}): "
             "its operations wait until then. Check that its worker is running"
         )
+    return answer
 
 
 @command(
@@ -212,16 +214,14 @@ def reject(nodes: tuple[str, ...], undo: bool, is_list: bool) -> None:
     if not nodes:
         raise click.UsageError("name a node, or give --list")
 
-    def change(node: str) -> None:
+    def change(node: str) -> tuple[object, str]:
         if undo:
-            emit(frontend.delete(f"/api/nodes/rejected/{segment(node)}"), f"{node} may ask to join again")
-        else:
-            answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/reject")
-            emit(answer, f"rejected {node}")
+            return frontend.delete(f"/api/nodes/rejected/{segment(node)}"), f"{node} may ask to join again"
+        return frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/reject"), f"rejected {node}"
 
     if len(nodes) > 1 and not undo:
         before(frontend, nodes)
-    raise_refused(for_each(nodes, change)[1])
+    emit_each(nodes, change)
 
 
 @command("resume", examples=("enginehouse nodes resume attic", "enginehouse nodes resume attic cellar"))
@@ -231,11 +231,11 @@ def resume(nodes: tuple[str, ...]) -> None:
     frontend = connect()
     were = before(frontend, nodes)
 
-    def change(node: str) -> None:
+    def change(node: str) -> tuple[object, str]:
         answer = frontend.post(f"/api/nodes/{segment(node)}/resume")
-        emit(answer, f"resumed {node}" if were[node].drained else f"= {node} was not drained")
+        return answer, f"resumed {node}" if were[node].drained else f"= {node} was not drained"
 
-    raise_refused(for_each(were, change)[1])
+    emit_each(were, change)
 
 
 @command("remove", examples=("enginehouse nodes remove attic", "enginehouse nodes remove attic cellar --force"))
@@ -251,10 +251,10 @@ def remove(nodes: tuple[str, ...], force: bool) -> None:
     if len(nodes) > 1:
         before(frontend, nodes)
 
-    def change(node: str) -> None:
-        emit(frontend.delete(f"/api/nodes/{segment(check_name(node, 'node'))}{query}"), f"removed {node}")
+    def change(node: str) -> tuple[object, str]:
+        return frontend.delete(f"/api/nodes/{segment(check_name(node, 'node'))}{query}"), f"removed {node}"
 
-    raise_refused(for_each(nodes, change)[1])
+    emit_each(nodes, change)
 
 
 @command("key", meanings=NO_SERVER, examples=("enginehouse nodes key",))
