@@ -108,6 +108,7 @@ def cache() -> str:
 def test_it_says_how_it_is_used_and_that_the_address_is_missing(machine: Machine) -> None:
     assert "usage: join.sh URL" in machine.run("--help").stdout
     assert "the address of the server is missing" in machine.run(code=1).stderr
+    assert "write http://server:8080" in machine.run("server:8080", code=1).stderr
 
 
 def test_a_token_in_the_command_is_refused(machine: Machine) -> None:

@@ -244,7 +244,10 @@ main() {
         *) set -- "$@" "$word" ;;
         esac
     done
-    case "$urls" in '') usage >&2 && fail "the address of the server is missing" ;; esac
+    case "$urls ${1:-}" in
+    ' ' | ' -'*) usage >&2 && fail "the address of the server is missing" ;;
+    ' '*) fail "$1 is not an address; write http://$1" ;;
+    esac
     case "$token_from" in '' | - | @?*) ;; *) fail "a token in a command can be read by other users of this machine:" \
         "write it to a file and give --token @FILE, or leave the option out to be asked" ;; esac
     umask 022 # the program is no secret
