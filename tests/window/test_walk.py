@@ -192,6 +192,36 @@ def test_an_upgrade_is_planned_done_rolled_back_and_deleted(
     expect(row).to_have_count(0, timeout=LONG_MS)
 
 
+def test_the_nodes_of_an_install_are_chosen_in_its_plan(signed_in: Open, fleet: Fleet, warehouse: Warehouse) -> None:
+    """And the request stays in the history of that node, not of the others, also for who opens the page later."""
+    warehouse.publish("spoilt", "chosen")
+    page = signed_in().page
+    page.goto(f"{fleet.first.url}/#/backends?q=spoilt&show=all")
+    page.get_by_role("button", name="Plan the install of spoilt").click()
+    drawer = page.get_by_role("dialog")
+    expect(drawer.get_by_role("button", name="Install on 3 nodes")).to_be_visible()
+    for name in ("worker-2", "worker-3"):
+        drawer.get_by_label(name).uncheck()
+    expect(drawer).to_contain_text("1 node would change")
+    drawer.get_by_role("button", name="Install on 1 node").click()
+    follow(page, "Install of lab@spoilt was accepted.")
+    expect(page.locator("h1")).to_have_text("Install spoilt: 1 of 1 done.", timeout=LONG_MS)
+    expect(page.locator(".moments")).to_contain_text("worker-1: done.")
+
+    made = page.url.rpartition("/")[2]
+    own = page.locator(f'.rows a[href="#/operations/{made}"]')
+    page.goto(f"{fleet.first.url}/#/nodes/worker-1")
+    page.reload()
+    expect(own).to_contain_text("Install spoilt")
+    page.goto(f"{fleet.first.url}/#/operations")
+    page.get_by_label("Filter by node").select_option("worker-2")
+    expect(page.get_by_text("Reading the history")).to_have_count(0)
+    expect(own).to_have_count(0)
+    page.get_by_label("Filter by node").select_option("worker-1")
+    expect(own).to_contain_text("Install spoilt")
+    fleet.done("delete", "spoilt", ["worker-1"])
+
+
 def test_a_file_of_this_computer_becomes_a_model_that_answers(
     signed_in: Open, fleet: Fleet, warehouse: Warehouse
 ) -> None:
@@ -348,14 +378,15 @@ def test_a_log_is_followed_and_a_machine_that_is_drained_says_when_it_is_safe(
     # Without what its server says of clients that leave, which would push the line out of sight.
     quiet = "import socketserver; socketserver.BaseServer.handle_error = lambda *_: None\n"
     chatty = "print('engine: ready \\x1b[31mred\\x1b[0m', flush=True)\n"
-    warehouse.publish("speaker", "said", run=program("I am here", first=quiet + chatty))
+    # An engine that no other test has installed: what is installed is not fetched again.
+    warehouse.publish("talker", "said", run=program("I am here", first=quiet + chatty))
     content = TINY.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     page = signed_in().page
     whole = RawBody(content, {"Content-Range": f"bytes 0-{len(content) - 1}/{len(content)}"})
     fleet.first.client.request_bytes("PUT", f"/api/uploads/{digest}", whole)
     file = {"name": "tiny.gguf", "uri": f"upload:{digest}", "sha256": digest, "size_bytes": len(content)}
-    fleet.first.post("/api/models", {"name": "logged", "backend": "speaker", "files": [file]})
+    fleet.first.post("/api/models", {"name": "logged", "backend": "talker", "files": [file]})
     fleet.ended(fleet.first.post("/api/models/logged/load", {"node": "worker-1"}))
     page.goto(f"{fleet.first.url}/#/logs")
     page.get_by_role("link", name="logged on worker-1").click()

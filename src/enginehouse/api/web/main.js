@@ -3,6 +3,7 @@
 // Pages are functions of the live state and of the address; each file under `pages/` has one or two. A page is
 // `{view(context), enter?(context), leave?(), title}`; `context` has the route, the state, and what a person may do.
 
+import { attention } from "./attention.js";
 import { get, Refusal, whenSignedOut } from "./client.js";
 import { stop as stopAnswer } from "./conversation.js";
 import { forgetUnused, h, render } from "./dom.js";
@@ -11,8 +12,8 @@ import * as live from "./live.js";
 import { current } from "./route.js";
 import { pages } from "./pages/table.js";
 import * as login from "./pages/login.js";
-import { clear, complain, layers } from "./parts/layers.js";
-import { shell } from "./parts/shell.js";
+import { clear, closeAll, complain, layers } from "./parts/layers.js";
+import { foldPages, shell } from "./parts/shell.js";
 
 const app = document.getElementById("app");
 const session = { name: "", role: "", version: "", frontend: "" };
@@ -43,6 +44,8 @@ async function useLink() {
 
 /** Another address. A login link pasted into a tab that shows the page does not load it anew, so it is used here. */
 async function arrive() {
+  foldPages();
+  closeAll(); // what lies over a page belongs to that page
   if (current().page === "login") {
     const failure = await useLink();
     if (failure === undefined)
@@ -89,12 +92,13 @@ function leave() {
 }
 
 function context() {
-  const route = current();
+  const now = live.now();
   return {
-    route,
+    route: current(),
     state: live.state,
+    needs: isHere ? attention(live.state, now) : [],
     connection: live.connection,
-    now: live.now(),
+    now,
     session,
     canAct: session.role === "admin",
     refresh: () => live.changed(true),

@@ -64,6 +64,8 @@ export function ago(at, now) {
   return at ? `${span(now - at)} ago` : "never";
 }
 
+export const time = (at) => (at ? new Date(at * 1000).toLocaleTimeString() : "");
+
 export function absolute(at) {
   return at ? new Date(at * 1000).toLocaleString() : "";
 }
@@ -168,11 +170,23 @@ export function doneOf(operation) {
   return `${done} of ${count(total, operation.kind === "load" ? "step" : "node")}`;
 }
 
+/** How much of an operation was fetched: of a total only when that is known of every node. */
+export function amountOf(operation) {
+  const { totalBytes, currentBytes, isWhole } = operation.totals;
+  if (isWhole) return bytesOf(currentBytes, totalBytes);
+  return currentBytes ? `${bytes(currentBytes)} so far` : "";
+}
+
+/** The present rate of an operation or of one of its rows; "" while nothing moves. */
+export function rateText(one, isMoving) {
+  return isMoving && one.rate && one.rate.perSecond > 1 ? `${bytes(one.rate.perSecond)}/s` : "";
+}
+
 /** The time that is left at the present rate; "" where nothing is known of it. */
 export function timeLeft(operation) {
-  const { totalBytes, currentBytes } = operation.totals;
+  const { totalBytes, currentBytes, isWhole } = operation.totals;
   const perSecond = operation.rate ? operation.rate.perSecond : 0;
-  if (!totalBytes || !perSecond || currentBytes >= totalBytes) return "";
+  if (!isWhole || !totalBytes || !perSecond || currentBytes >= totalBytes) return "";
   return `${clock((totalBytes - currentBytes) / perSecond)} left`;
 }
 

@@ -32,6 +32,7 @@ export function view(context) {
   return h(
     "div",
     { class: "chat" },
+    h("h1", null, sentence(model, chosen)),
     h(
       "div",
       { class: "head" },
@@ -156,7 +157,7 @@ export function view(context) {
           h(
             "label",
             { class: "button" },
-            takes.images ? "Add a picture" : "Add a sound",
+            takes.images ? (takes.audio ? "Add a picture or a sound" : "Add a picture") : "Add a sound",
             h("input", {
               type: "file",
               class: "unseen",
@@ -167,6 +168,14 @@ export function view(context) {
       ),
     ),
   );
+}
+
+function sentence(model, chosen) {
+  if (!chosen) return "There is no model to ask yet.";
+  if (!model) return `${chosen} is not known here.`;
+  const where = [...new Set((model.replicas || []).map((one) => one.node_name))];
+  if (where.length) return `${chosen} answers on ${words.names(where)}.`;
+  return model.state === "loading" ? `${chosen} is being loaded.` : `${chosen} is loaded with your first message.`;
 }
 
 /** What a model takes, by its configuration; asked once per model. */
@@ -282,7 +291,7 @@ function showCode(model) {
     ].map(([name, code]) => [
       h("h3", null, name),
       h("pre", { class: "line" }, code),
-      h("button", { onclick: () => copy(code) }, "Copy"),
+      h("div", { class: "buttons" }, h("button", { onclick: () => copy(code) }, `Copy for ${name}`)),
     ]),
   );
 }

@@ -1,13 +1,14 @@
 // The fleet: what is so, what needs a person, then a panel per node. At the first start, what to do next.
 
-import { attention, heardAt, nameOf, truth, waitingRequests } from "../attention.js";
+import { heardAt, nameOf, truth, waitingRequests } from "../attention.js";
 import { post, part } from "../client.js";
 import { h, memo } from "../dom.js";
 import * as history from "../history.js";
 import { setQuery } from "../route.js";
 import * as words from "../words.js";
 import { nodePanel } from "../parts/node_panel.js";
-import { addMachine, approve, approveAll, rejectNode } from "../parts/nodes.js";
+import { addMachine } from "../parts/add_machine.js";
+import { approve, approveAll, rejectNode } from "../parts/nodes.js";
 import { accepted, attempt } from "../parts/layers.js";
 import { empty } from "../parts/marks.js";
 import { plots } from "../parts/plots.js";
@@ -22,8 +23,7 @@ export const enter = () => history.want();
 export const leave = () => history.unwant();
 
 export function view(context) {
-  const { state, now, route, canAct } = context;
-  const needs = attention(state, now);
+  const { state, now, route, canAct, needs } = context;
   const search = (route.query.get("q") || "").toLowerCase();
   const approved = [...state.nodes.values()].filter((node) => node.approved || node.removedAt);
   approved.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));

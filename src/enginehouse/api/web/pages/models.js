@@ -189,13 +189,14 @@ function offeredRow(model, canAct) {
         h(
           "button",
           {
+            "aria-label": `Load ${model.name}`,
             onclick: () =>
               attempt(
                 () => post(`/api/models/${encodeURIComponent(model.name)}/load`),
                 (made) => made.jobID && accepted(made, `${model.name} is being loaded.`),
               ),
           },
-          `Load ${model.name}`,
+          "Load",
         ),
     ),
   );

@@ -37,10 +37,32 @@ const either = (all, one) => ({
   },
 });
 
+const WIDE_PIXELS = 1900; // from here on the list stays beside the operation that was opened from it
+
+const isBeside = ({ route }) => route.parts.length > 0 && window.innerWidth >= WIDE_PIXELS;
+const one = either(operations, operation);
+const operationsAndOne = {
+  title: one.title,
+  view: (context) =>
+    isBeside(context)
+      ? h(
+          "div",
+          { class: "besides" },
+          h("aside", { "aria-label": "Operations" }, operations.view(context, { isAside: true })),
+          h("div", { class: "one" }, operation.view(context)),
+        )
+      : one.view(context),
+  enter: (context) => {
+    if (isBeside(context)) operations.enter(context);
+    one.enter(context);
+  },
+  leave: one.leave,
+};
+
 export const pages = {
   fleet,
   nodes: either(fleet, node),
-  operations: either(operations, operation),
+  operations: operationsAndOne,
   backends,
   models: either(models, model),
   chat,

@@ -13,8 +13,19 @@ const VERBS = { install: "Install", upgrade: "Upgrade", rollback: "Roll back", d
 export async function openPlan({ kind, names, nodes, force = false }) {
   const plans = new Map();
   const failures = new Map();
+  const left = new Set(); // ids of nodes that the person has taken out
   let isSending = false;
-  const body = (name) => ({ kind, name, ...(nodes ? { nodes } : {}), ...(force ? { force } : {}) });
+  const body = (name, chosen = nodes) => ({
+    kind,
+    name,
+    ...(chosen ? { nodes: chosen } : {}),
+    ...(force ? { force } : {}),
+  });
+  const affected = (plan) => wouldChange(plan).filter((one) => !left.has(one.node_id));
+  const toggle = (id) => {
+    if (!left.delete(id)) left.add(id);
+    changed(true);
+  };
   open(`${VERBS[kind]} ${words.names(names)}${nodes ? ` on ${words.names(nodes)}` : ""}`, (close) => view(close), {
     isDrawer: true,
   });
@@ -39,7 +50,7 @@ export async function openPlan({ kind, names, nodes, force = false }) {
     return [
       [...failures].map(([name, text]) => h("div", { key: name }, note(`${name}: ${text}`, "bad"))),
       [...plans].map(([name, plan]) =>
-        h("section", { key: name }, names.length > 1 && h("h3", null, name), planned(plan)),
+        h("section", { key: name }, names.length > 1 && h("h3", null, name), planned(plan, left, toggle)),
       ),
       h(
         "div",
@@ -66,7 +77,11 @@ export async function openPlan({ kind, names, nodes, force = false }) {
     isSending = true;
     changed(true);
     let last;
-    for (const name of chosen) last = (await attempt(() => post("/api/operations", body(name)))) || last;
+    for (const name of chosen) {
+      // Whoever takes no node out asks for all of them, as the plan says it: also those that were away.
+      const some = left.size ? affected(plans.get(name)).map((one) => one.node_id) : nodes;
+      last = (await attempt(() => post("/api/operations", body(name, some)))) || last;
+    }
     isSending = false;
     if (!last) return;
     close();
@@ -75,7 +90,7 @@ export async function openPlan({ kind, names, nodes, force = false }) {
   }
 }
 
-const affected = (plan) => (plan.nodes || []).filter((one) => one.does !== "nothing");
+const wouldChange = (plan) => (plan.nodes || []).filter((one) => one.does !== "nothing");
 
 /** What a rollback would do is known from the reports; the API plans only what a gallery resolves. */
 function rollbackPlan(name, nodes) {
@@ -99,9 +114,10 @@ function rollbackPlan(name, nodes) {
   return found;
 }
 
-function planned(plan) {
-  const total = plan.download_bytes || 0;
-  const doing = affected(plan);
+function planned(plan, left, toggle) {
+  const doing = wouldChange(plan).filter((one) => !left.has(one.node_id));
+  const total = doing.reduce((sum, one) => sum + (one.download_bytes || 0), 0);
+  const canChoose = wouldChange(plan).length > 1;
   return [
     h(
       "p",
@@ -128,7 +144,22 @@ function planned(plan) {
         [
           {
             name: "Node",
-            view: (one) => [one.node_name, one.node_status !== "healthy" && h("small", null, ` ${one.node_status}`)],
+            view: (one) => [
+              canChoose && one.does !== "nothing"
+                ? h(
+                    "label",
+                    { class: "choice" },
+                    h("input", {
+                      type: "checkbox",
+                      checked: !left.has(one.node_id),
+                      onchange: () => toggle(one.node_id),
+                    }),
+                    " ",
+                    one.node_name,
+                  )
+                : one.node_name,
+              one.node_status !== "healthy" && h("small", null, ` ${one.node_status}`),
+            ],
           },
           { name: "Does", view: (one) => one.does },
           {
@@ -155,8 +186,8 @@ function planned(plan) {
                 words.bytes(one.free_disk_bytes),
               ),
           },
-          { name: "Remark", isWide: true, view: (one) => one.note || "" },
-        ],
+          plan.nodes.some((one) => one.note) && { name: "Remark", isWide: true, view: (one) => one.note || "" },
+        ].filter(Boolean),
         plan.nodes,
         { label: "Plan per node", key: (one) => one.node_id },
       ),
@@ -176,7 +207,7 @@ function planned(plan) {
   ];
 }
 
-/** An install of a gallery's entry: choose the nodes, see the plan of exactly these. */
+/** An install of a gallery's entry; its nodes are chosen in the plan. */
 export function openInstall(offer) {
   const name = offer.gallery ? `${offer.gallery.name}@${offer.name}` : offer.name;
   openPlan({ kind: "install", names: [name] });

@@ -1,6 +1,6 @@
 // The frame of every page: navigation, the line of truth, the strip of running operations, and how fresh all of it is.
 
-import { attention, nameOf, truth } from "../attention.js";
+import { nameOf, truth } from "../attention.js";
 import { remove } from "../client.js";
 import { h, memo } from "../dom.js";
 import { PLACES } from "../keys.js";
@@ -14,8 +14,15 @@ const SHOWN = 3; // running operations in the strip; the others are a link
 const STALE_SECONDS = 8;
 const PARTS_OF = { nodes: "fleet", catalogue: "backends", audit: "access" };
 
+let arePagesShown = false; // on a phone, those that have no room beside the others
+
+export function foldPages() {
+  arePagesShown = false;
+}
+
 export function shell(context, view) {
   const { state } = context;
+  const needs = context.needs.length;
   return h(
     "div",
     { class: "shell" },
@@ -42,10 +49,10 @@ export function shell(context, view) {
           "p",
           { class: "truth" },
           // Whoever may not read the stream learns so; nothing is being read then.
-          (context.connection.status === "refused" && !state.isListed ? [] : truth(state).pieces).map((piece, at) => [
-            at > 0 && h("span", { class: "dot", "aria-hidden": "true" }, "·"),
+          (context.connection.status === "refused" && !state.isListed ? [] : truth(state).pieces).map((piece) =>
             h("span", null, piece),
-          ]),
+          ),
+          needs > 0 && h("a", { href: "#/fleet" }, `${words.count(needs, "thing")} ${needs === 1 ? "needs" : "need"} you`),
         ),
         freshness(context),
       ),
@@ -58,10 +65,10 @@ export function shell(context, view) {
 function navigation(context) {
   const { page } = current();
   const here = PARTS_OF[page] || page;
-  const needs = state(context);
+  const needs = context.needs.length;
   return h(
     "nav",
-    { "aria-label": "Pages" },
+    { "aria-label": "Pages", class: arePagesShown ? "unfolded" : "" },
     h("div", { class: "brand" }, "Enginehouse"),
     h(
       "ul",
@@ -78,6 +85,23 @@ function navigation(context) {
               needs > 0 &&
               h("span", { class: "badge", "aria-label": `${needs} things need you` }, needs),
           ),
+        ),
+      ),
+      // On a phone: the pages that have no room beside the others.
+      h(
+        "li",
+        { key: "more", class: "folder" },
+        h(
+          "button",
+          {
+            class: "quiet",
+            "aria-expanded": arePagesShown ? "true" : "false",
+            onclick: () => {
+              arePagesShown = !arePagesShown;
+              context.refresh();
+            },
+          },
+          arePagesShown ? "Less" : "More",
         ),
       ),
     ),
@@ -110,8 +134,6 @@ function navigation(context) {
     ),
   );
 }
-
-const state = (context) => attention(context.state, context.now).length;
 
 async function signOut(context) {
   await attempt(
@@ -187,14 +209,8 @@ function line(operation, context) {
       label: words.title(operation, nameOf(context.state)),
       colour: (operation.counts || {}).error ? "warn" : "",
     }),
-    h("span", { class: "amount" }, words.bytesOf(totals.currentBytes, totals.totalBytes)),
-    h(
-      "span",
-      { class: "amount" },
-      operation.rate && operation.rate.perSecond > 1 && totals.currentBytes < totals.totalBytes
-        ? `${words.bytes(operation.rate.perSecond)}/s`
-        : "",
-    ),
+    h("span", { class: "amount" }, words.amountOf(operation)),
+    h("span", { class: "amount" }, words.rateText(operation, totals.currentBytes < totals.totalBytes)),
     h("span", { class: "left" }, words.timeLeft(operation)),
   );
 }
