@@ -149,6 +149,42 @@ def test_what_happened_on_each_node_is_told_in_its_order(opened: Open, states: s
     expect(page.locator(".noderow", has_text="Done")).to_contain_text("took 1 min")
 
 
+def test_what_has_ended_stays_in_the_strip_for_a_moment_and_says_how(opened: Open, states: str) -> None:
+    page = opened().page
+    page.goto(states.format("mixed") + "#/settings")
+    strip = page.get_by_label("Running operations")
+    running = strip.locator("a.running").first
+    expect(running).to_be_visible()
+    name = running.locator(".name").inner_text()
+    page.evaluate(
+        """async (name) => {
+          const [live, state] = [await import("/web/live.js"), await import("/web/state.js")];
+          const [one] = [...live.state.operations.values()].filter((one) => name.endsWith(one.name) && !one.finishedAt);
+          const nodes = one.nodes.map((row, at) => ({...row, status: at ? "success" : "error"}));
+          state.putOperation(live.state, {...one, status: "partial", nodes, revision: 1e6}, Date.now() / 1000);
+          live.changed(true);
+        }""",
+        name,
+    )
+    ended = strip.locator("a.ended", has_text=name)
+    expect(ended.locator(".pill.warn")).to_have_text("◪Partly")
+    expect(ended).to_have_count(0, timeout=15_000)
+
+
+def test_the_log_of_a_worker_and_of_the_server_are_a_step_away(opened: Open, states: str) -> None:
+    page = opened().page
+    line = {"timestamp": "2026-01-01T00:00:00Z", "stream": "worker", "text": "worker.started <b>here</b>"}
+    for path in ("nodes/desk/worker-log", "logs/frontend"):
+        page.route(f"**/api/{path}*", lambda route: route.fulfill(json=[line]))
+    page.goto(states.format("mixed") + "#/logs")
+    page.get_by_role("link", name="Worker on desk").click()
+    expect(page.locator("h1")).to_have_text("Log of the worker on desk")
+    expect(page.get_by_role("log")).to_contain_text("worker.started <b>here</b>")
+    page.go_back()
+    page.get_by_role("link", name="The server that answers here").click()
+    expect(page.get_by_role("log")).to_contain_text("worker.started <b>here</b>")
+
+
 def test_where_no_stream_comes_through_the_lists_are_read(opened: Open, states: str) -> None:
     """A proxy that holds the stream back."""
     page = opened().page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import urllib.request
@@ -20,6 +21,9 @@ import enginehouse
 from enginehouse.link.client import RawBody
 
 LONG_MS = 90_000
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 TINY = Path(enginehouse.__file__).parent / "gallery" / "tiny-chat-2m-q8_0.gguf"
 Open = Callable[..., Watched]
 
@@ -260,6 +264,27 @@ def test_a_file_of_this_computer_becomes_a_model_that_answers(
     )
     page.get_by_role("button", name="Scale…").click()
     page.get_by_role("button", name="Remove the schedule").click()
+    page.get_by_role("button", name="Edit…").first.click()
+    text = page.get_by_label("Configuration as JSON")
+    text.fill('{"name": "voice", "backend": "speaker", ')
+    expect(page.get_by_role("alert")).to_contain_text("not valid JSON")
+    expect(page.get_by_role("button", name="Store the configuration")).to_be_disabled()
+    text.fill('{"name": "voice", "backend": "speaker", "known_usecases": ["chat", "vision"]}')
+    page.get_by_role("button", name="Store the configuration").click()
+    expect(page.locator(".message", has_text="voice has a new configuration.")).to_be_visible()
+    stored = fleet.first.get("/api/models/voice")
+    assert stored["config"]["known_usecases"] == ["chat", "vision"]
+    assert [file["name"] for file in stored["files"]] == [TINY.name]
+    page.goto(f"{fleet.first.url}/#/chat?model=voice")
+    page.locator("label.button", has_text="Add a picture").locator("input").set_input_files(
+        {"name": "dot.png", "mimeType": "image/png", "buffer": DOT}
+    )
+    page.get_by_label("Your message").fill("What is this?")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Your message")).to_have_value("")
+    expect(page.locator(".said.mine").last.get_by_role("img", name="dot.png")).to_be_visible()
+    expect(page.locator(".said.theirs").last).to_contain_text("I am here", timeout=LONG_MS)
+    page.goto(f"{fleet.first.url}/#/models/voice")
     page.get_by_role("button", name="Delete…").click()
     page.get_by_label("Type voice to confirm").fill("voice")
     page.get_by_role("dialog").get_by_role("button", name="Delete voice").click()

@@ -37,15 +37,27 @@ function fewer(values, most) {
   if (each <= 1) return values;
   const found = [];
   for (let from = 0; from < values.length; from += each) {
-    const part = known(values.slice(from, from + each));
-    found.push(part.length ? part.reduce((sum, value) => sum + value, 0) / part.length : null);
+    let [sum, many] = [0, 0];
+    for (let at = Math.min(from + each, values.length) - 1; at >= from; at -= 1) {
+      if (values[at] === null || values[at] === undefined) continue;
+      sum += values[at];
+      many += 1;
+    }
+    found.push(many ? sum / many : null);
   }
   return found;
 }
 
-/** A small line without axes. */
-export function spark(values, { label, top, width, height }) {
-  const highest = top || ceiling(values);
+/** A small line without axes. It is drawn once for the same list. */
+export function spark(values, options) {
+  if (!sparks.has(values)) sparks.set(values, drawnSpark(values, options));
+  return sparks.get(values);
+}
+
+const sparks = new WeakMap(); // by the list of values, which is another one when a value is added
+
+function drawnSpark(values, { label, top, width, height }) {
+  const lines = pieces(fewer(values, width / 2), width, height - 1, top || ceiling(values), 1);
   return h(
     "svg",
     {
@@ -53,9 +65,9 @@ export function spark(values, { label, top, width, height }) {
       viewBox: `0 0 ${width} ${height}`,
       preserveAspectRatio: "none",
       role: "img",
-      "aria-label": known(values).length ? label : `${label}: no figures yet`,
+      "aria-label": lines.length ? label : `${label}: no figures yet`,
     },
-    pieces(fewer(values, width / 2), width, height - 1, highest, 1).map((points) => h("polyline", { points })),
+    lines.map((points) => h("polyline", { points })),
   );
 }
 

@@ -4,16 +4,18 @@ import { get } from "./client.js";
 import { changed, state, subscribe } from "./live.js";
 
 const POINTS = 360;
+const AGAIN_MS = 5_000; // until it is asked again after a failure
 let found = null; // {step_seconds, ends_at, series, nodes}
 let wanted = 0;
 let grownTo = 0;
 let isReading = false;
+let again = 0;
 
 export const known = () => found;
 
 export function want() {
   wanted += 1;
-  if (!found) read();
+  if (!found && state.isListed) read();
 }
 
 export function unwant() {
@@ -21,13 +23,14 @@ export function unwant() {
 }
 
 async function read() {
-  if (isReading) return;
+  if (isReading || Date.now() < again) return;
   isReading = true;
   try {
     found = await get("/api/history");
     grownTo = found.ends_at;
   } catch {
     found = null; // drawn as unknown; the stream says that the connection is lost
+    again = Date.now() + AGAIN_MS;
   } finally {
     isReading = false;
     changed();
@@ -35,6 +38,8 @@ async function read() {
 }
 
 subscribe(() => {
+  // After the lists, which are looked at first.
+  if (!found && wanted && state.isListed) read();
   if (!found || !state.traffic) return;
   const at = Date.now() / 1000 + state.ahead;
   if (at - grownTo > 6 * found.step_seconds) {

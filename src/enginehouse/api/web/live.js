@@ -29,6 +29,11 @@ let isGreeted = false; // whether the present stream has brought anything
 let listing = 0; // the timer of the next attempt
 const missing = new Set(); // lists that could not be read
 
+const STALE_MS = 8_000; // the server sends a sign of life every five seconds
+
+/** Whether what is shown is so now. */
+export const isFresh = ({ status, heardAt }) => status === "live" && Date.now() - 1000 * heardAt < STALE_MS;
+
 /** The server's clock as it is now, in seconds. */
 export const now = () => Date.now() / 1000 + state.ahead;
 

@@ -19,6 +19,10 @@ let takes = { model: "", images: false, audio: false };
 
 export const title = () => "Chat";
 
+export function enter() {
+  takes = { model: "", images: false, audio: false }; // its configuration may have changed since
+}
+
 export function view(context) {
   const { messages, running } = conversation;
   const { state, route, canAct } = context;

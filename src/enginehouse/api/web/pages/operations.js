@@ -26,6 +26,8 @@ export async function enter() {
   await reread();
 }
 
+export const isKnown = () => isRead;
+
 /** Reads the history with the filters of the address. */
 async function reread() {
   [older, next, isRead] = [[], "", false];

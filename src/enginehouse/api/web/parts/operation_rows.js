@@ -4,6 +4,7 @@ import { nameOf } from "../attention.js";
 import { h, memo } from "../dom.js";
 import { isEnded, OPEN_ROWS } from "../state.js";
 import * as words from "../words.js";
+import { copy } from "./layers.js";
 import { bar, pill } from "./marks.js";
 
 export function operationRow(operation, context) {
@@ -134,6 +135,18 @@ export function nodeRow(row, operation, { canAct, now, onCancel, onRetry }) {
           "p",
           { class: ["why", row.status === "error" ? "bad" : "muted"] },
           isBusy ? `${BUSY} ${row.error}` : row.error,
+          row.status === "error" && [
+            " ",
+            h(
+              "button",
+              {
+                class: "quiet small",
+                "aria-label": `Copy the error of ${row.node_name}`,
+                onclick: () => copy(`${words.title(operation)} on ${row.node_name}: ${row.error}`),
+              },
+              "Copy",
+            ),
+          ],
         ),
     ),
   );
@@ -142,5 +155,5 @@ export function nodeRow(row, operation, { canAct, now, onCancel, onRetry }) {
 const REASONS = { node_away: "starts when the node reconnects", draining: "starts when the node is resumed" };
 
 function reason(row) {
-  return REASONS[row.reason] || (row.status === "queued" && row.attempt === 0 ? "waits for its turn" : "");
+  return REASONS[row.reason] || (row.status === "queued" && row.attempt === 0 && !row.error ? "waits for its turn" : "");
 }

@@ -26,9 +26,7 @@ export async function openPlan({ kind, names, nodes, force = false }) {
     if (!left.delete(id)) left.add(id);
     changed(true);
   };
-  open(`${VERBS[kind]} ${words.names(names)}${nodes ? ` on ${words.names(nodes)}` : ""}`, (close) => view(close), {
-    isDrawer: true,
-  });
+  open(`${VERBS[kind]} ${words.names(names)}${nodes ? ` on ${words.names(nodes)}` : ""}`, view, { isDrawer: true });
   await Promise.all(
     names.map(async (name) => {
       try {
@@ -40,7 +38,7 @@ export async function openPlan({ kind, names, nodes, force = false }) {
     }),
   );
 
-  function view(close) {
+  function view(close, { canAct }) {
     // Known from the reports, which may still arrive while this is open.
     if (kind === "rollback") for (const name of names) plans.set(name, rollbackPlan(name, nodes));
     if (plans.size + failures.size < names.length)
@@ -50,25 +48,26 @@ export async function openPlan({ kind, names, nodes, force = false }) {
     return [
       [...failures].map(([name, text]) => h("div", { key: name }, note(`${name}: ${text}`, "bad"))),
       [...plans].map(([name, plan]) =>
-        h("section", { key: name }, names.length > 1 && h("h3", null, name), planned(plan, left, toggle)),
+        h("section", { key: name }, names.length > 1 && h("h3", null, name), planned(plan, left, canAct && toggle)),
       ),
       h(
         "div",
         { class: "buttons" },
-        h(
-          "button",
-          {
-            class: "main",
-            disabled: !many || isSending,
-            onclick: () =>
-              send(
-                close,
-                changing.map(([name]) => name),
-              ),
-          },
-          many ? `${VERBS[kind]} on ${words.count(many, "node")}` : "Nothing to do",
-        ),
-        h("button", { onclick: close }, "Cancel"),
+        canAct &&
+          h(
+            "button",
+            {
+              class: "main",
+              disabled: !many || isSending,
+              onclick: () =>
+                send(
+                  close,
+                  changing.map(([name]) => name),
+                ),
+            },
+            many ? `${VERBS[kind]} on ${words.count(many, "node")}` : "Nothing to do",
+          ),
+        h("button", { onclick: close }, canAct ? "Cancel" : "Close"),
       ),
     ];
   }
@@ -88,6 +87,12 @@ export async function openPlan({ kind, names, nodes, force = false }) {
     if (chosen.length === 1) accepted(last, `${VERBS[kind]} of ${chosen[0]} was accepted.`);
     else say(`${words.count(chosen.length, "operation")} were accepted.`, { link: "#/operations" });
   }
+}
+
+/** The version of the build that the node has now; "" if it has none. */
+function held({ node_id, backend }) {
+  const found = ((state.nodes.get(node_id) || {}).backends || []).find((one) => one.name === backend);
+  return found ? words.version(found) : "";
 }
 
 const wouldChange = (plan) => (plan.nodes || []).filter((one) => one.does !== "nothing");
@@ -117,7 +122,7 @@ function rollbackPlan(name, nodes) {
 function planned(plan, left, toggle) {
   const doing = wouldChange(plan).filter((one) => !left.has(one.node_id));
   const total = doing.reduce((sum, one) => sum + (one.download_bytes || 0), 0);
-  const canChoose = wouldChange(plan).length > 1;
+  const canChoose = toggle && wouldChange(plan).length > 1;
   return [
     h(
       "p",
@@ -168,12 +173,13 @@ function planned(plan, left, toggle) {
           },
           {
             name: "Version",
-            view: (one) => [
-              one.installed_version &&
-                one.installed_version !== one.version &&
-                h("span", { class: "muted" }, one.installed_version, " → "),
-              mono(words.version(one), one.digest),
-            ],
+            view: (one) => {
+              const before = one.installed_version || held(one);
+              return [
+                before && before !== words.version(one) && h("span", { class: "muted" }, before, " → "),
+                mono(words.version(one), one.digest),
+              ];
+            },
           },
           { name: "Download", isNumber: true, view: (one) => words.bytes(one.download_bytes || null) },
           {

@@ -4,14 +4,15 @@ import { nameOf, truth } from "../attention.js";
 import { remove } from "../client.js";
 import { h, memo } from "../dom.js";
 import { PLACES } from "../keys.js";
+import { isFresh } from "../live.js";
 import { current } from "../route.js";
 import { isEnded } from "../state.js";
 import * as words from "../words.js";
 import { attempt, openHelp } from "./layers.js";
-import { bar } from "./marks.js";
+import { bar, pill } from "./marks.js";
 
+const ENDED_SECONDS = 8; // that an operation stays in the strip when it has ended
 const SHOWN = 3; // running operations in the strip; the others are a link
-const STALE_SECONDS = 8;
 const PARTS_OF = { nodes: "fleet", catalogue: "backends", audit: "access" };
 
 let arePagesShown = false; // on a phone, those that have no room beside the others
@@ -153,7 +154,7 @@ function switchTheme() {
 
 function freshness({ connection }) {
   const age = connection.heardAt ? Date.now() / 1000 - connection.heardAt : null;
-  if (connection.status === "live" && age !== null && age < STALE_SECONDS) {
+  if (isFresh(connection)) {
     return h("p", { class: "fresh ok", role: "status" }, h("span", { "aria-hidden": "true" }, "●"), " live");
   }
   const since = age === null ? "no data yet" : `data ${words.span(age)} old`;
@@ -180,13 +181,18 @@ function strip(context) {
   const open = [...context.state.operations.values()].filter((one) => !isEnded(one));
   const running = open.filter((one) => !one.isParked).sort((a, b) => (a.createdAt < b.createdAt ? -1 : 1));
   const parked = open.length - running.length;
-  if (!open.length) return null;
+  const seconds = Date.now() / 1000;
+  const ended = [...context.state.operations.values()].filter((one) => seconds - (one.endedHere || 0) < ENDED_SECONDS);
+  if (!open.length && !ended.length) return null;
   return h(
     "div",
     { class: "strip", "aria-label": "Running operations" },
     running
       .slice(0, SHOWN)
       .map((one) => memo(`strip ${one.jobID}`, [one, context.state.nodes.get(one.name)], () => line(one, context))),
+    ended
+      .slice(-SHOWN)
+      .map((one) => memo(`strip ${one.jobID}`, [one, context.state.nodes.get(one.name)], () => endedLine(one, context))),
     running.length > SHOWN &&
       h("a", { key: "more", class: "more", href: "#/operations" }, `and ${running.length - SHOWN} more`),
     parked > 0 &&
@@ -195,6 +201,16 @@ function strip(context) {
         { key: "parked", class: "more", href: "#/operations" },
         `${words.count(parked, "operation")} ${parked === 1 ? "waits" : "wait"} for offline nodes`,
       ),
+  );
+}
+
+function endedLine(operation, context) {
+  return h(
+    "a",
+    { key: operation.jobID, class: "running ended", href: `#/operations/${operation.jobID}` },
+    h("span", { class: "name" }, words.title(operation, nameOf(context.state))),
+    h("span", { class: "count" }, words.doneOf(operation)),
+    h("span", null, pill(words.operationMark(operation))),
   );
 }
 
