@@ -89,6 +89,7 @@ def test_no_word_lies_over_another_on_a_phone(opened: Open, states: str, address
     assert over == []
 
 
+OLD = {"kind": "install", "status": "succeeded", "author": "a", "createdAt": "2026-01-01T00:00:00Z", "counts": {}}
 ROW = {"kind": "install_backend", "attempt": 1, "node_name": "a", "percentage": 50}
 
 
@@ -118,6 +119,31 @@ def test_an_amount_has_a_total_only_when_every_node_has_said_its_own(modules: Ru
         ["2.0 KiB so far", ""],
         ["2.0 of 4.0 KiB", "0:03 left"],
     ]
+
+
+def test_an_answer_for_filters_that_were_changed_since_is_not_shown(opened: Open, states: str) -> None:
+    page = opened().page
+    late: list[Route] = []
+
+    def answer(route: Route) -> None:
+        if "limit=100" not in route.request.url:
+            route.continue_()
+        elif "status=failed" in route.request.url:
+            route.fulfill(json={"operations": []})
+        else:
+            late.append(route)
+
+    page.route("**/api/operations?*", answer)
+    page.goto(states.format("mixed") + "#/operations")
+    expect(page.get_by_text("Reading the history")).to_be_visible()
+    page.get_by_label("Filter by status").select_option("failed")
+    expect(page.get_by_text("Reading the history")).to_have_count(0)
+    old = {**OLD, "jobID": "9", "name": "of-another-filter"}
+    with page.expect_response("**/api/operations?all=true&rows=false&limit=100"):
+        late[0].fulfill(json={"operations": [old]})
+    page.get_by_label("Filter by kind").select_option("install")
+    expect(page.get_by_label("Filter by kind")).to_have_value("install")
+    expect(page.locator("main")).not_to_contain_text("of-another-filter")
 
 
 def test_what_happened_on_each_node_is_told_in_its_order(opened: Open, states: str) -> None:

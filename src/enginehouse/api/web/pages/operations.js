@@ -16,6 +16,7 @@ const FILTERS = ["status", "kind", "node"]; // which the server knows, too
 let older = []; // pages of the history that were asked for
 let next = "";
 let isRead = false;
+let turn = 0; // counts what was asked anew
 
 export const title = ({ state }) => {
   const open = [...state.operations.values()].filter((one) => !isEnded(one)).length;
@@ -31,6 +32,7 @@ export const isKnown = () => isRead;
 /** Reads the history with the filters of the address. */
 async function reread() {
   [older, next, isRead] = [[], "", false];
+  turn += 1;
   await more();
 }
 
@@ -39,9 +41,11 @@ async function more() {
   const { query } = current();
   for (const name of FILTERS) if (query.get(name)) asked.set(name, query.get(name));
   if (next) asked.set("before", next);
+  const own = turn;
   await attempt(
     () => get(`/api/operations?${asked}`),
     (answer) => {
+      if (own !== turn) return; // for filters that were changed since
       older = [...older, ...answer.operations.map((one) => ({ ...one, totals: totals(one) }))];
       next = answer.next || "";
       isRead = true;
