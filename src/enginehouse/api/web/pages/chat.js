@@ -9,7 +9,7 @@ import { setQuery } from "../route.js";
 import * as words from "../words.js";
 import { attempt, complain, copy, open } from "../parts/layers.js";
 import { empty } from "../parts/marks.js";
-import { loadProgress } from "../parts/models.js";
+import { answering, loadProgress } from "../parts/models.js";
 
 const LARGEST_FILE = 20 * 1024 * 1024;
 const LONGEST_MARKDOWN = 60_000; // characters; what is longer is shown as it is, or the page would stand still
@@ -36,7 +36,7 @@ export function view(context) {
   return h(
     "div",
     { class: "chat" },
-    h("h1", null, sentence(model, chosen)),
+    h("h1", null, answering(model, chosen)),
     h(
       "div",
       { class: "head" },
@@ -172,14 +172,6 @@ export function view(context) {
       ),
     ),
   );
-}
-
-function sentence(model, chosen) {
-  if (!chosen) return "There is no model to ask yet.";
-  if (!model) return `${chosen} is not known here.`;
-  const where = [...new Set((model.replicas || []).map((one) => one.node_name))];
-  if (where.length) return `${chosen} answers on ${words.names(where)}.`;
-  return model.state === "loading" ? `${chosen} is being loaded.` : `${chosen} is loaded with your first message.`;
 }
 
 /** What a model takes, by its configuration; asked once per model. */

@@ -216,3 +216,12 @@ export function loadProgress(model, { state }) {
       : h("span", { class: "muted" }, words.operationSentence(operation, nameOf(state))),
   );
 }
+
+/** Who answers a request for the model of this name, in a sentence. */
+export function answering(model, name) {
+  if (!name) return "There is no model to ask yet.";
+  if (!model) return `${name} is not known here.`;
+  const where = [...new Set((model.replicas || []).map((one) => one.node_name))];
+  if (where.length) return `${name} answers on ${words.names(where)}.`;
+  return model.state === "loading" ? `${name} is being loaded.` : `${name} is loaded with your first message.`;
+}
