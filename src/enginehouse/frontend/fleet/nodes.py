@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -104,11 +104,21 @@ def health_of_heard(is_away: bool) -> Health:
     return "unhealthy" if is_away else "healthy"
 
 
-def note_heard(connection: Connection, node: Node | Liveness, is_away: bool, now: float) -> bool:
-    """Set the health of a node that sent a heartbeat. Returns whether that is a change."""
-    health = health_of_heard(is_away)
-    is_other = node.bus_away != is_away and nodes.set_bus_away(connection, node.id, is_away, now)
-    return (node.health != health and nodes.set_health(connection, node.id, health, now)) or is_other
+def note_all_heard(connection: Connection, heard: Sequence[tuple[Node | Liveness, bool]], now: float) -> list[NodeId]:
+    """Set the health of nodes that sent heartbeats, each with whether its bus is away. Returns those that changed."""
+    news: list[NodeId] = []
+    by_health: dict[Health, list[NodeId]] = {}
+    for node, is_away in heard:
+        health = health_of_heard(is_away)
+        if node.health != health:
+            by_health.setdefault(health, []).append(node.id)
+        if node.health != health or node.bus_away != is_away:
+            news.append(node.id)
+        if node.bus_away != is_away:
+            nodes.set_bus_away(connection, node.id, is_away, now)
+    for health, node_ids in by_health.items():
+        nodes.set_health_of_all(connection, node_ids, health, now)
+    return news
 
 
 def token_hash(token: str) -> str:
