@@ -192,7 +192,7 @@ class Nodes:
 
     async def challenge(self, now: float | None = None) -> str:
         """Return a challenge, which the worker signs in its next registration. With `now`, an estimate of the store's
-        time, it costs no transaction: strangers may ask for one.
+        time, it costs no transaction: strangers may ask for one, and a thousand machines at once.
         """
 
         def work(connection: Connection) -> tuple[bytes, float]:
