@@ -58,7 +58,7 @@ class WorkerRoutes:
             registered = await self._nodes.register(asked, origin, is_invited=False)
             self._strangers.forgive(origin.host)
         node = registered.node
-        if not node.report.is_whole and not await self._credentials.is_refresh(node.id):
+        if node.is_localai and not await self._credentials.is_refresh(node.id):
             # A LocalAI worker: registering is its only sign that it was restarted.
             await self._reports.restarted(node.id)
         if not node.public_key:

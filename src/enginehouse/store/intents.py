@@ -183,6 +183,7 @@ _AT_WORK = (
     )
     .with_for_update(skip_locked=True)
 )
+_PROGRESS = msgspec.json.Decoder(Progress)
 _SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).values(progress=bindparam("new_progress"))
 
 
@@ -192,8 +193,11 @@ def set_progress(connection: Connection, heard: Mapping[IntentId, Progress], own
     Only progress of the current attempt that is newer than the stored one is written. Every frontend receives all
     progress messages, so `owner` writes only for intents that it owns or whose lease has expired.
     """
+    newer: list[dict[str, object]] = []
     for row in select_among(connection, _AT_WORK, heard, by=owner, at=now):
-        known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
+        known = None if row.progress is None else _PROGRESS.decode(row.progress)
         progress = heard[row.id]
         if progress.attempt == row.attempt and is_newer(progress, known):
-            connection.execute(_SET_PROGRESS, {"row_id": row.id, "new_progress": text_of(progress)})
+            newer.append({"row_id": row.id, "new_progress": text_of(progress)})
+    if newer:
+        connection.execute(_SET_PROGRESS, newer)

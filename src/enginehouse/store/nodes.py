@@ -32,6 +32,7 @@ from enginehouse.store.schema import node_liveness, nodes
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _CAPACITY = msgspec.json.Decoder(Capacity)
 _REPORT = msgspec.json.Decoder(Report)
+_NO_REPORT = Report()
 _STRUCTURED = ("labels", "capacity", "report")
 _HEARD = ("last_heartbeat", "report_digest")  # those of `liveness` count
 _PLAIN = tuple(field for field in Node.__struct_fields__ if field not in (*_STRUCTURED, *_HEARD))
@@ -76,7 +77,8 @@ def _columns(node: Node) -> dict[str, object]:
 def insert(connection: Connection, node: Node, token_hash: str) -> None:
     connection.execute(_ADD, {**_columns(node), "token_hash": token_hash})
     liveness.add(connection, node.id, node.capacity, node.last_heartbeat)
-    liveness.set_reports(connection, [(node.id, node.report, node.report_digest)])
+    if node.report != _NO_REPORT:
+        liveness.set_reports(connection, [(node.id, node.report, node.report_digest)])
 
 
 def take_registration(connection: Connection, node_id: NodeId, at: float) -> bool:

@@ -146,23 +146,6 @@ def _claim(request: RegisterRequest, origin: JoinOrigin) -> str:
     return "" if request.public_key else claim_of(origin, request.address)
 
 
-def _take_challenge(connection: Connection, request: RegisterRequest, known: Node | None, now: float) -> float:
-    """Use up the challenge of a registration, and return when it was issued.
-
-    A challenge is valid once, and the registrations of one node are accepted in the order of their challenges: a
-    registration that a frozen frontend delayed does not replace the token of a later one.
-    """
-    key = challenges.key(connection, secrets.token_bytes(32))
-    at = issued_at(key, request.challenge, now)
-    if not challenges.use(connection, challenge_hash(request.challenge), now, at + CHALLENGE_SECONDS):
-        raise Conflict(
-            f"cannot register {request.name}: its challenge was used before; get a new one", code=CHALLENGE_REFUSED
-        )
-    if known is not None and not nodes.take_registration(connection, known.id, at):
-        raise Conflict(f"cannot register {request.name}: a later registration was accepted", code=CHALLENGE_REFUSED)
-    return at
-
-
 class Nodes:
     def __init__(
         self,
@@ -187,6 +170,7 @@ class Nodes:
         self._looked_at = 0.0
         self._doubted_since: float | None = None
         self._challenge_key: bytes | None = None
+        self._challenges_pruned_at = 0.0
         # No node that sends heartbeats has the bus, so the fault is not this frontend's connection.
         self.is_bus_away = False
 
@@ -236,7 +220,7 @@ class Nodes:
                 raise Denied(f"cannot register {request.name}: an operator has rejected this machine", code="rejected")
             if not is_invited and not self._is_welcome(request, known):
                 raise uninvited(request.name)
-            at = _take_challenge(connection, request, known, now) if request.public_key else 0.0
+            at = self._take_challenge(connection, request, known, now) if request.public_key else 0.0
             waits_for = self._waits_for(request, known)
             node = self._merged(request, node_type, known, now)
             node = msgspec.structs.replace(node, claim=_claim(request, origin), registered_at=at, waits_for=waits_for)
@@ -265,6 +249,27 @@ class Nodes:
         registered = await self._store.transaction(work)
         await self._board.node_changed(registered.node.id)
         return registered
+
+    def _take_challenge(
+        self, connection: Connection, request: RegisterRequest, known: Node | None, now: float
+    ) -> float:
+        """Use up the challenge of a registration, and return when it was issued.
+
+        A challenge is valid once, and the registrations of one node are accepted in the order of their challenges: a
+        registration that a frozen frontend delayed does not replace the token of a later one.
+        """
+        key = self._challenge_key or challenges.key(connection, secrets.token_bytes(32))
+        at = issued_at(key, request.challenge, now)
+        if not 0 <= now - self._challenges_pruned_at < CHALLENGE_SECONDS:
+            challenges.prune(connection, now)
+            self._challenges_pruned_at = now
+        if not challenges.use(connection, challenge_hash(request.challenge), at + CHALLENGE_SECONDS):
+            raise Conflict(
+                f"cannot register {request.name}: its challenge was used before; get a new one", code=CHALLENGE_REFUSED
+            )
+        if known is not None and not nodes.take_registration(connection, known.id, at):
+            raise Conflict(f"cannot register {request.name}: a later registration was accepted", code=CHALLENGE_REFUSED)
+        return at
 
     async def _check_addresses(self, request: RegisterRequest, origin: JoinOrigin) -> None:
         for field in ("address", "http_address"):
