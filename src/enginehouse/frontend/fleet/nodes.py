@@ -7,6 +7,7 @@ evidence against a node.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import uuid
@@ -23,7 +24,7 @@ from enginehouse.core.capacity import capacity_of
 from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
 from enginehouse.core.challenge import LIFE_SECONDS as CHALLENGE_SECONDS
 from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
-from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
+from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound, Unavailable
 from enginehouse.core.ids import NodeId
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
@@ -52,6 +53,10 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING = 1000  # a leaked join token must not fill the database; the nodes silent for longest are removed
 MAX_NAMED = 5  # nodes of one name that an error lists
+# After a power cut a thousand machines register at once. Leases and claims must not wait behind all of them, nor
+# requests for an interpreter that many threads share.
+REGISTRATIONS_AT_ONCE = 2
+REGISTRATION_WAIT_SECONDS = 8.0  # a worker waits a little longer for its answer
 _WORSE: dict[Health, int] = {"healthy": 0, "unhealthy": 1, "offline": 2}
 Verify = Callable[[str, bytes, str], bool]  # takes a public key, a message and its signature
 
@@ -169,6 +174,7 @@ class Nodes:
         self._listening_since: float | None = None
         self._looked_at = 0.0
         self._doubted_since: float | None = None
+        self._registering = asyncio.Semaphore(REGISTRATIONS_AT_ONCE)
         self._challenge_key: bytes | None = None
         self._challenges_pruned_at = 0.0
         # No node that sends heartbeats has the bus, so the fault is not this frontend's connection.
@@ -246,9 +252,22 @@ class Nodes:
                 nodes.set_heartbeat(connection, node.id, node.capacity, now)
             return Registered(node, token, now)
 
-        registered = await self._store.transaction(work)
+        await self._wait_to_register(request.name)
+        try:
+            registered = await self._store.transaction(work)
+        finally:
+            self._registering.release()
         await self._board.node_changed(registered.node.id)
         return registered
+
+    async def _wait_to_register(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(REGISTRATION_WAIT_SECONDS):
+                await self._registering.acquire()
+        except TimeoutError as error:
+            busy = Unavailable(f"cannot register {name}: too many machines register at this moment; try again soon")
+            busy.retry_after_seconds = 2.0
+            raise busy from error
 
     def _take_challenge(
         self, connection: Connection, request: RegisterRequest, known: Node | None, now: float
