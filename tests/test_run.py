@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 # In a process of its own, because logging is configured once per process.
 PROGRAM = """
-import logging, sys
+import logging, pathlib, sys
 from enginehouse.run import _run
+from enginehouse.settings.programs import FrontendSettings
 
 async def program():
     for name in ("enginehouse.part", "library"):
         for level in ("debug", "info", "warning", "error"):
             getattr(logging.getLogger(name), level)("line.written by=%s level=%s", name, level)
 
-_run(program(), sys.argv[1])
+_run(program(), FrontendSettings(data=pathlib.Path(sys.argv[2]), log_level=sys.argv[1]), "frontend")
 """
 
 
@@ -25,9 +27,10 @@ _run(program(), sys.argv[1])
     ("level", "ours", "others"),
     [("debug", 4, 3), ("info", 3, 3), ("warning", 2, 2), ("error", 1, 1)],
 )
-def test_lines_below_the_log_level_are_left_out(level: str, ours: int, others: int) -> None:
+def test_lines_below_the_log_level_are_left_out(tmp_path: Path, level: str, ours: int, others: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, level], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", PROGRAM, level, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stderr.count("by=enginehouse.part") == ours
-    assert done.stderr.count("by=library") == others
+    for said in (done.stderr, (tmp_path / "frontend.log").read_text()):
+        assert said.count("by=enginehouse.part") == ours
+        assert said.count("by=library") == others

@@ -61,12 +61,10 @@ def localai_outside(
     servers: FileServers,
     open_sources: Callable[[FindUpload], SourceFiles],
 ) -> LocalaiOutside:
-    path = settings.data / "admin.token"
-
     def admin_token() -> str:
         """The one that this frontend was given or made; "" if it has none."""
         try:
-            return given_token(settings.admin_token, path)
+            return given_token("admin", settings.admin_token, settings.data)
         except Invalid:
             return ""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.api.whole_frontend import Site, site
 
-from enginehouse.core.errors import Conflict
+from enginehouse.core.errors import Conflict, Invalid
 from enginehouse.frontend.fleet.token_files import take_tokens
 
 
@@ -68,6 +68,16 @@ async def test_a_rotated_secret_in_a_file_or_setting_does_not_come_back(here: Si
     with pytest.raises(Conflict, match="it was revoked"):
         await take_tokens(here.frontend.keys, {"admin": old["token"]}, tmp_path)
     assert not await works(here, old["token"])
+
+
+async def test_a_named_file_without_a_token_is_refused_and_makes_none(here: Site, tmp_path: Path) -> None:
+    named = tmp_path / "secret"
+    for content in (None, "", " \n"):
+        if content is not None:
+            named.write_text(content)
+        with pytest.raises(Invalid, match=f"cannot read the join token from {named}"):
+            await take_tokens(here.frontend.keys, {"join": f"@{named}"}, tmp_path)
+    assert not (tmp_path / "join.token").exists()
 
 
 async def test_what_cannot_be_rotated_is_refused(here: Site) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from math import prod
+
+ALIGNMENT = 32
 
 
 def text(value: str) -> bytes:
@@ -29,10 +32,13 @@ def typed(value: object) -> bytes:
 def gguf(pairs: Mapping[str, object], tensors: Sequence[tuple[str, tuple[int, ...]]] = (), version: int = 3) -> bytes:
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(pairs))
     body = b"".join(text(key) + typed(value) for key, value in pairs.items())
+    end = 0  # of the tensors, which are 32-bit numbers
     for name, shape in tensors:
         body += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", one) for one in shape)
-        body += struct.pack("<IQ", 0, 0)
-    return head + body
+        body += struct.pack("<IQ", 0, end)
+        end += -(-4 * prod(shape) // ALIGNMENT) * ALIGNMENT
+    header = head + body
+    return header + bytes(-len(header) % ALIGNMENT + end) if tensors else header
 
 
 LLAMA: dict[str, object] = {

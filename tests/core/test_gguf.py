@@ -15,6 +15,7 @@ from enginehouse.core.errors import Invalid
 from enginehouse.core.gguf import PREFIX_BYTES, GgufHeader, about_architecture, read_gguf
 
 WHOLE = gguf(LLAMA, TENSORS)
+HEADER_BYTES = len(gguf(LLAMA)) + sum(len(text(name)) + 4 + 16 + 12 for name, _ in TENSORS)
 ONE_PAIR = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k")
 
 
@@ -37,7 +38,7 @@ def test_a_header_says_what_the_model_is() -> None:
 
 def test_the_shipped_model_is_read_from_its_first_bytes() -> None:
     shipped = resources.files("enginehouse").joinpath("gallery").joinpath("tiny-chat-2m-q8_0.gguf").read_bytes()
-    header = read_gguf(shipped[:PREFIX_BYTES], is_whole=False)
+    header = read_gguf(shipped[:PREFIX_BYTES], 0)
     assert (header.architecture, header.quantization) == ("llama", "Q8_0")
     assert header.context_length == 512
     assert read_gguf(shipped).parameter_count > 1_000_000
@@ -66,7 +67,9 @@ def test_embeddings_rerankers_and_projectors_are_told_apart(pairs: dict[str, obj
         (b"<html>not here</html>", "does not begin like one"),
         (b"GGUF", "cut off after 4 bytes"),
         (WHOLE[:60], "cut off after 60 bytes"),
-        (WHOLE[:-1], "cut off"),
+        (WHOLE[: HEADER_BYTES - 1], "cut off"),
+        (WHOLE[:HEADER_BYTES], f"it has {HEADER_BYTES} bytes of at least {len(WHOLE)}"),
+        (WHOLE[:-1], f"it has {len(WHOLE) - 1} bytes of at least {len(WHOLE)}"),
         (gguf(LLAMA, version=1), "version is 1"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "other byte order"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), "claims"),
@@ -89,16 +92,27 @@ def test_what_makes_no_sense_is_refused_with_one_sentence(content: bytes, why: s
     assert caught.value.message.startswith("cannot read the file as GGUF")
 
 
+def test_a_file_is_cut_off_if_it_ends_within_its_tensors() -> None:
+    beginning = WHOLE[:HEADER_BYTES]
+    assert read_gguf(beginning, len(WHOLE)).is_complete
+    assert read_gguf(beginning, 0).is_complete, "nobody knows how long it is"
+    with pytest.raises(Invalid, match="cut off"):
+        read_gguf(beginning, len(WHOLE) - 1)
+    shipped = resources.files("enginehouse").joinpath("gallery").joinpath("tiny-chat-2m-q8_0.gguf").read_bytes()
+    with pytest.raises(Invalid, match=f"it has {len(shipped) - 1} bytes of at least {len(shipped)}"):
+        read_gguf(shipped[:-1])
+
+
 def test_an_array_that_claims_more_than_there_is_ends_at_once() -> None:
     claimed = ONE_PAIR + struct.pack("<IIQ", 9, 8, 2**63)
-    header = read_gguf(claimed, is_whole=False)
+    header = read_gguf(claimed, 0)
     assert not header.is_complete
 
 
 @given(st.integers(24, len(WHOLE)))
 def test_every_beginning_of_a_file_is_read_as_far_as_it_goes(length: int) -> None:
-    header = read_gguf(WHOLE[:length], is_whole=False)
-    assert header.is_complete == (length == len(WHOLE))
+    header = read_gguf(WHOLE[:length], 0)
+    assert header.is_complete == (length >= HEADER_BYTES)
 
 
 @given(st.binary(max_size=300), st.integers(0, len(WHOLE)))

@@ -177,6 +177,15 @@ def test_completions_continue_a_text(client: openai.OpenAI, model: str) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("model", BOTH)
+def test_a_text_becomes_tokens_and_the_tokens_the_text(client: openai.OpenAI, model: str) -> None:
+    asked_for: dict[str, object] = {"model": model, "content": FRANCE}
+    tokens = client.post("/tokenize", body=asked_for, cast_to=dict[str, Any])["tokens"]
+    assert len(tokens) > 3
+    asked_for = {"model": model, "tokens": tokens}
+    assert client.post("/detokenize", body=asked_for, cast_to=dict[str, Any])["content"].strip() == FRANCE
+
+
 def test_embeddings_of_similar_sentences_are_near(client: openai.OpenAI) -> None:
     sentences = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]
     answer = client.embeddings.create(model=VECTORS, input=sentences)

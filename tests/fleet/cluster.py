@@ -35,6 +35,13 @@ FAST = (
 OPEN = ("queued", "running")
 
 
+def flags(usual: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    """Flags with one value each; one of `more` stands instead of the usual one, because none may be given twice."""
+    usual, more = tuple(usual), tuple(more)
+    pairs = zip(usual[::2], usual[1::2], strict=True)
+    return (*(word for flag, value in pairs if flag not in more for word in (flag, value)), *more)
+
+
 class Process:
     """One program, which may be killed, paused and started again with the same arguments."""
 
@@ -109,7 +116,8 @@ class Frontend(Process):
     def __init__(self, name: str, root: Path, more: Iterable[str], environment: dict[str, str]) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        arguments = (PROGRAM, "frontend", "--data", str(root / name), "--port", str(self.port), *FAST, *more)
+        usual = ("--data", str(root / name), "--port", str(self.port), *FAST)
+        arguments = (PROGRAM, "frontend", *flags(usual, more))
         super().__init__(name, arguments, root / f"{name}.log", environment)
         self.client = FrontendClient(self.url, environment["ENGINEHOUSE_ADMIN_TOKEN"], user_agent="tests")
 
@@ -184,11 +192,12 @@ class Fleet:
         environment: dict[str, str] | None = None,
     ) -> Process:
         base = self._base_port + 5 * len(self.workers)
-        arguments = ("--name", name, "--data", str(self.root / name), "--base-port", str(base), "--grace", "2s", *more)
         told = {**self.environment, "ENGINEHOUSE_TOKEN": self.tokens["join"], **(environment or {})}
         # Frontends are equals: a worker is told of all, and begins with the one it was given.
         urls = ",".join(dict.fromkeys([frontend.url, *(one.url for one in self.frontends)]))
-        made = Process(name, (PROGRAM, "worker", "--url", urls, *arguments), self.root / f"{name}.log", told)
+        usual = ("--url", urls, "--name", name, "--data", str(self.root / name), "--base-port", str(base))
+        arguments = (PROGRAM, "worker", *flags((*usual, "--grace", "2s"), more))
+        made = Process(name, arguments, self.root / f"{name}.log", told)
         self.workers[name] = made
         made.start()
         if approve:

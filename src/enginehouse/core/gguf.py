@@ -24,6 +24,23 @@ MAX_KEY_BYTES = 65_535  # by the format
 MAX_TEXT_BYTES = 16 * 1024**2  # chat templates are the longest texts, with some ten thousand bytes
 MAX_NESTING = 4
 MAX_DIMENSIONS = 4
+ALIGNMENT = 32  # of the tensors, unless `general.alignment` says another one
+# Elements and bytes of a block, by the number of a tensor's type. Of others only the beginning of a tensor is known.
+_BLOCKS = {
+    0: (1, 4),
+    1: (1, 2),
+    2: (32, 18),
+    3: (32, 20),
+    6: (32, 22),
+    7: (32, 24),
+    8: (32, 34),
+    10: (256, 84),
+    11: (256, 110),
+    12: (256, 144),
+    13: (256, 176),
+    14: (256, 210),
+    30: (1, 2),
+}
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # `general.file_type`: the names that llama.cpp gives to its numbers.
@@ -129,6 +146,10 @@ class _Reader:
     def whole(self, form: str) -> int:
         return int(self.number(form))
 
+    @property
+    def position(self) -> int:
+        return self._position
+
     def need(self, count: int) -> None:
         if count > len(self._content) - self._position:
             raise _CutOff
@@ -172,8 +193,11 @@ def is_gguf(content: bytes) -> bool:
     return content[:4] == MAGIC
 
 
-def read_gguf(content: bytes, *, is_whole: bool = True) -> GgufHeader:
-    """Read the header of a file, of which `content` is the whole or, with `is_whole` false, the beginning."""
+def read_gguf(content: bytes, size_bytes: int | None = None) -> GgufHeader:
+    """Read the header of a file of `size_bytes`, of which `content` is the beginning. 0: the size is unknown; None:
+    `content` is the whole file. A file that ends before its tensors do is refused.
+    """
+    size_bytes = len(content) if size_bytes is None else size_bytes
     if not is_gguf(content):
         raise _refused("it does not begin like one; check the address or the path")
     reader = _Reader(content)
@@ -190,28 +214,35 @@ def read_gguf(content: bytes, *, is_whole: bool = True) -> GgufHeader:
     if pairs > MAX_PAIRS or tensors > MAX_TENSORS:
         raise _refused(f"it claims {pairs} keys and {tensors} tensors")
     found: dict[str, object] = {}
-    parameters = 0
+    parameters = least_bytes = 0
     try:
         for _ in range(pairs):
             key = reader.text(MAX_KEY_BYTES)
             found[key] = reader.value(reader.whole("I"))
         for _ in range(tensors):
-            parameters += _tensor_elements(reader)
+            elements, end = _tensor(reader)
+            parameters += elements
+            least_bytes = max(least_bytes, end)
     except _CutOff:
-        if is_whole:
+        if len(content) >= size_bytes > 0:
             raise _cut_off(len(content)) from None
         return _header(version, found, 0, is_complete=False)
+    alignment = _whole(found, "general.alignment") or ALIGNMENT
+    least_bytes += -(-reader.position // alignment) * alignment if least_bytes else 0
+    if 0 < size_bytes < least_bytes:
+        raise _refused(f"it is cut off: it has {size_bytes} bytes of at least {least_bytes}; fetch the file again")
     return _header(version, found, parameters, is_complete=True)
 
 
-def _tensor_elements(reader: _Reader) -> int:
+def _tensor(reader: _Reader) -> tuple[int, int]:
+    """How many elements a tensor has, and where it ends among the tensors, as far as its type is known."""
     reader.text(MAX_KEY_BYTES)
     dimensions = reader.whole("I")
     if dimensions > MAX_DIMENSIONS:
         raise _refused(f"a tensor in it has {dimensions} dimensions")
     elements = prod(reader.whole("Q") for _ in range(dimensions))
-    reader.skip(12)  # its type and its offset
-    return elements
+    per_block, block_bytes = _BLOCKS.get(reader.whole("I"), (1, 0))
+    return elements, reader.whole("Q") + -(-elements // per_block) * block_bytes
 
 
 def _header(version: int, found: dict[str, object], parameters: int, *, is_complete: bool) -> GgufHeader:

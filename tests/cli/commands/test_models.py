@@ -27,16 +27,16 @@ MODEL: dict[str, Any] = {
 
 
 def test_adding_shows_the_licence_the_choice_and_the_warnings(tmp_path: Path) -> None:
-    with recorded({"POST /api/models": Answer(MODEL, 201)}) as world:
+    with recorded({"POST /api/models": Answer({**MODEL, "name": "the llama"}, 201)}) as world:
         result = run(
-            world, tmp_path, "models", "add", "llama", "hf:o/r", "--context-size", "99", "--credential", "mine"
+            world, tmp_path, "models", "add", "the llama", "hf:o/r", "--context-size", "99", "--credential", "mine"
         )
     assert result.exit_code == 0
-    assert "models load llama" in result.stdout
+    assert "models load 'the llama'" in result.stdout
     for word in ("chose Q4_K_M", "licence: apache-2.0", "warning: no node has joined yet"):
         assert word in result.stderr
     assert world.bodies("/api/models") == [
-        {"name": "llama", "credential": "mine", "config": {"context_size": 99}, "sources": ["hf:o/r"]}
+        {"name": "the llama", "credential": "mine", "config": {"context_size": 99}, "sources": ["hf:o/r"]}
     ]
 
 
@@ -82,7 +82,10 @@ def test_a_file_of_this_machine_is_uploaded_in_parts_and_resumed(tmp_path: Path)
     ]
 
 
-@pytest.mark.parametrize(("name", "word"), [("./none.gguf", "no such file"), ("./empty.gguf", "it is empty")])
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("./none.gguf", "no such file"), ("./empty.gguf", "it is empty"), (".", "it is a directory; name a file")],
+)
 def test_a_file_that_cannot_be_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, word: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.gguf").touch()
@@ -180,3 +183,23 @@ def test_the_policy_of_a_schedule_is_set_and_shown_and_the_rest_is_kept(tmp_path
     assert (first["route_policy"], first["min_replicas"], first["max_replicas"]) == ("round_robin", 1, 3)
     assert second["route_policy"] == ""
     assert "route_policy" not in third, "it keeps its value"
+
+
+@pytest.mark.parametrize("chosen", ["", "attic"])
+def test_a_schedule_that_has_no_room_is_told_so_at_once(tmp_path: Path, chosen: str) -> None:
+    path = "/api/nodes/scheduling"
+    before, after = {"model_name": "llama"}, {"model_name": "llama", "min_replicas": 2, "max_replicas": 2}
+    nodes = [{"node_name": "attic", "fits": bool(chosen), "reason": "" if chosen else "needs 5 GiB, 3 free"}]
+    room = {
+        **{"model": "llama", "replicas": 1, "wanted": 2, "chosen": chosen, "nodes": nodes, "stops": []},
+        **{"needs_bytes": 0, "needs_from": "", "last_failure": "", "retry_in_seconds": None},
+    }
+    answers: dict[str, Reaction | list[Reaction]] = {
+        f"GET {path}/llama": Answer(before),
+        f"POST {path}": Answer(after),
+        "GET /api/models/llama/explain": Answer(room),
+    }
+    with recorded(answers) as world:
+        result = run(world, tmp_path, "models", "scale", "llama", "2")
+    assert (result.exit_code, result.stdout) == (0, "llama: replicas on request → 2 replicas\n")
+    assert ("no node has room for another replica now (attic: needs 5 GiB, 3 free)" in result.stderr) == (not chosen)

@@ -152,8 +152,8 @@ def _status(name: str) -> Any:
 
 
 def begin(behaviour: dict[str, Any]) -> None:
-    """What an engine of any protocol does before it listens: `start_seconds`, `ends` (its last words), `forks` a child
-    that leaves its session, `prints_bytes` without a newline, `ignores_sigterm`.
+    """What an engine of any protocol does before it listens: `start_seconds`, `ends` (its last words; with `ends_on`,
+    only on this port), `forks` a child that leaves its session, `prints_bytes` without a newline, `ignores_sigterm`.
     """
     if behaviour.get("ignores_sigterm"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -166,7 +166,8 @@ def begin(behaviour: dict[str, Any]) -> None:
     for _ in range(int(behaviour.get("prints_bytes", 0)) // 65536):
         os.write(2, b"x" * 65536)
     time.sleep(float(behaviour.get("start_seconds", 0)))
-    if behaviour.get("ends"):
+    is_spared = "ends_on" in behaviour and not sys.argv[-1].endswith(f":{behaviour['ends_on']}")
+    if behaviour.get("ends") and not is_spared:
         print(behaviour["ends"], file=sys.stderr, flush=True)
         os._exit(1)
 

@@ -158,3 +158,20 @@ async def test_an_engine_checks_its_key_where_it_refuses_none_and_another(
         assert await world.engine.checks_key(EngineTarget(address=world.address)) is checks
     assert heads[0].startswith(b"POST /v1/chat/completions ")
     assert heads[0].endswith(b"\r\n\r\n{}")
+
+
+async def test_tokens_are_asked_for_where_engines_have_that_route() -> None:
+    seen: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            seen.append(await read_request(reader))
+            writer.write(OK)
+
+    async with serving(script) as world:
+        for path in ("/v1/tokenize", "/v1/detokenize", "/v1/tokenizers"):
+            call = EngineCall(address=world.address, key="k", method="POST", path=path, body=b"{}")
+            response = await world.engine.send(call, connect_seconds=5.0, head_seconds=5.0)
+            assert [chunk async for chunk in response.chunks()] == [b"ok"]
+            await response.close()
+    assert [head.split(b" ")[1] for head in seen] == [b"/tokenize", b"/detokenize", b"/v1/tokenizers"]

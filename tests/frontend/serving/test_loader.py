@@ -310,7 +310,7 @@ async def test_with_no_node_the_load_says_what_to_do(world: World) -> None:
     assert isinstance(operation_id, str)
     shown = await world.board.view(operation_id)
     assert shown.status == "failed"
-    assert "enginehouse join" in str(shown.error)
+    assert "enginehouse nodes add" in str(shown.error)
     with pytest.raises(Unavailable):
         await world.loader.ensure("tiny", ())
 

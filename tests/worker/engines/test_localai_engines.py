@@ -109,6 +109,20 @@ async def test_a_failed_load_has_the_engine_s_own_words_and_leaves_no_process(
     assert stubs.supervisor.running() == ()
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        "panic: listen tcp 127.0.0.1:50051: bind: address already in use",
+        "OSError: [Errno 98] Address already in use\nand a line more",
+    ],
+)
+async def test_an_engine_that_finds_its_port_taken_gets_another_one_however_it_says_so(stubs: World, says: str) -> None:
+    first = stubs.place.base_port
+    write_tree(stubs.place.backends / "stub", ends=says, ends_on=first)
+    started = await stubs.supervisor.start(request())
+    assert int(started.address.rpartition(":")[2]) > first
+
+
 async def test_an_engine_that_ends_before_it_is_ready_is_told_with_its_last_line(stubs: World) -> None:
     write_tree(stubs.place.backends / "stub", ends="cannot find libcuda.so.1")
     with pytest.raises(Hopeless, match=r"libcuda\.so\.1"):

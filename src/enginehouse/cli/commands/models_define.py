@@ -5,6 +5,7 @@ A terminal shows what was found, with the licence, and asks before anything is s
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def _split(sources: tuple[str, ...]) -> tuple[list[str], list[Path]]:
         path = Path(source).expanduser()
         if source.startswith((".", "/", "~")) or (":" not in source and path.is_file()):
             if not path.is_file():
-                raise Invalid(f"cannot upload {source}: there is no such file", code="invalid_uri", param="source")
+                why = "it is a directory; name a file in it" if path.is_dir() else "there is no such file"
+                raise Invalid(f"cannot upload {source}: {why}", code="invalid_uri", param="source")
             files.append(path)
         else:
             named.append(source)
@@ -114,7 +116,7 @@ def finish_added(frontend: FrontendApi, answer: object, *, no_follow: bool) -> i
         return 0
     added = _read(answer)
     tell(added)
-    output.say(f"{added.name} was added; load it with: enginehouse models load {added.name}")
+    output.say(f"{added.name} was added; load it with: enginehouse models load {shlex.quote(added.name)}")
     return 0
 
 

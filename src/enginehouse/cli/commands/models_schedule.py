@@ -9,12 +9,13 @@ import click
 from enginehouse.cli.answers import ShownExplanation, StoredSchedule
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
 from enginehouse.cli.options.durations import DURATION
-from enginehouse.cli.options.shared import command, emit, emit_json
+from enginehouse.cli.options.shared import command, emit, emit_json, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.name import check_model_name, check_name
 
 _PATH = "/api/nodes/scheduling"
+REASONS_SHOWN = 3  # `models explain` has all
 
 
 @command(
@@ -144,6 +145,23 @@ def _put(frontend: FrontendApi, body: dict[str, Any], before: StoredSchedule) ->
     was, now = _phrase(before), _phrase(read(answer, StoredSchedule))
     name = body["model_name"]
     emit(answer, f"= {name}: already {now}" if was == now else f"{name}: {was} → {now}")
+    if not wants_json():
+        _remark_on_room(frontend, name)
+
+
+def _remark_on_room(frontend: FrontendApi, name: str) -> None:
+    """Say at once why what is wanted cannot be."""
+    try:
+        found = read(frontend.get(f"/api/models/{segment(name)}/explain"), ShownExplanation)
+    except NotFound:
+        return  # a schedule may be there before its model
+    if found.replicas < found.wanted and not found.chosen:
+        said = [f"{one.node_name}: {one.reason}" for one in found.nodes]
+        more = [f"and {len(said) - REASONS_SHOWN} more"] if len(said) > REASONS_SHOWN else []
+        why = f" ({'; '.join([*said[:REASONS_SHOWN], *more])})" if said else ""
+        output.remark(
+            f"no node has room for another replica now{why}. It is tried again when a node joins or becomes free"
+        )
 
 
 def _phrase(one: StoredSchedule) -> str:

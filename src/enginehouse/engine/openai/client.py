@@ -24,6 +24,8 @@ IDLE_PER_ENGINE = 1024
 # servers with an event loop do not. These few save reconnects for sequential requests.
 IDLE_PER_THREADED_ENGINE = 4
 REMEMBERED_HEADS = 1024
+# LocalAI's routes that are not OpenAI's: llama.cpp, vLLM and SGLang have them too, beside `/v1`.
+OWN_PATHS = {"/v1/tokenize": "/tokenize", "/v1/detokenize": "/detokenize"}
 READY_SECONDS = 1.0
 KEY_SECONDS = 2.0  # a refusal is immediate; an engine that is still working has accepted the request
 WRONG_KEY = "not-the-key-of-any-replica"
@@ -207,7 +209,7 @@ async def _connect(address: str, connect_seconds: float) -> Connection:
 
 def _beginning(call: EngineCall) -> bytes:
     lines = [
-        f"{call.method} {call.path} HTTP/1.1",
+        f"{call.method} {OWN_PATHS.get(call.path, call.path)} HTTP/1.1",
         f"host: {call.address}",
         "user-agent: enginehouse",
         "accept-encoding: identity",  # the bytes are passed on unchanged, to a client that may support no other coding

@@ -63,7 +63,7 @@ async def probe(client: Client, url: str, headers: Mapping[str, str] = {}, *, cr
             param="source",
         )
     is_named = name.lower().endswith(".gguf")
-    header = read_gguf(head, is_whole=len(head) >= size_bytes > 0) if is_gguf(head) or is_named else None
+    header = read_gguf(head, size_bytes) if is_gguf(head) or is_named else None
     return Probe(name=name, size_bytes=size_bytes, sha256=found[1] if found else "", header=header)
 
 

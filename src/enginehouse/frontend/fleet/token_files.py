@@ -18,26 +18,33 @@ from enginehouse.host import disk
 log = logging.getLogger(__name__)
 
 
-def given_token(setting: str, path: Path) -> str:
-    """The token of a setting, which may name a file as `@FILE`, else of the file at `path`; "" if there is none."""
+def given_token(role: Role, setting: str, directory: Path) -> str:
+    """The token of a setting, which may name a file as `@FILE`, else of the file in `directory`; "" if there is none.
+
+    A file that is named must have one: who put nothing into it by mistake does not want another token in its place.
+    """
     if setting and not setting.startswith("@"):
         return setting
-    named = Path(setting[1:]) if setting else path
+    named = Path(setting[1:]) if setting else directory / f"{role}.token"
+    problem = f"cannot read the {role} token from {named}"
     try:
-        return named.read_text().strip()
+        token = named.read_text().strip()
     except FileNotFoundError:
         if setting:
-            raise Invalid(f"cannot read a token from {named}: there is no such file", code="invalid_setting") from None
+            raise Invalid(f"{problem}: there is no such file", code="invalid_setting") from None
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise Invalid(f"cannot read a token from {named}: {error}", code="invalid_setting") from error
+        raise Invalid(f"{problem}: {error}", code="invalid_setting") from error
+    if setting and not token:
+        raise Invalid(f"{problem}: the file is empty; write the token into it", code="invalid_setting")
+    return token
 
 
 async def take_tokens(keys: Keys, given: Mapping[Role, str], directory: Path) -> None:
     """Store the tokens of these roles. An empty one is read from its file, or made if the cluster has none."""
     for role, setting in given.items():
         path = directory / f"{role}.token"
-        token = given_token(setting, path)
+        token = given_token(role, setting, directory)
         if token:
             await keys.create(role, role, token)
             continue

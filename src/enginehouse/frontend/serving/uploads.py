@@ -33,6 +33,7 @@ STEP_SECONDS = 3600.0
 KEPT_SECONDS = 24 * 3600.0  # of uploads that no model refers to
 HEADROOM_BYTES = 1024**3  # left free on the disk: the database may be on it
 SILENCE_SECONDS = 60.0
+MAX_HEADER_BYTES = 64 * 1024**2  # the largest vocabularies take a tenth of it
 MAX_UPLOADS = 16  # at the same time
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = ".part"
@@ -78,8 +79,7 @@ class Uploads:
     async def header(self, sha256: str) -> GgufHeader | None:
         """Return the header of a complete upload that is a GGUF file; None for another file."""
         path = await self.path(sha256)
-        head, size_bytes = await asyncio.to_thread(_beginning, path)
-        return read_gguf(head, is_whole=len(head) == size_bytes) if is_gguf(head) else None
+        return await asyncio.to_thread(_header, path)
 
     async def write(self, sha256: str, part: UploadRange, body: AsyncIterator[bytes]) -> UploadState:
         """Append a part, and verify the file after its last one. Bytes that arrived stay when the body is cut off."""
@@ -201,9 +201,16 @@ def _locked(path: Path, size_bytes: int) -> BinaryIO:
     raise Conflict("cannot append to the upload: another one of the same file is under way; try again later")
 
 
-def _beginning(path: Path) -> tuple[bytes, int]:
+def _header(path: Path) -> GgufHeader | None:
     with open(path, "rb") as file:
-        return file.read(PREFIX_BYTES), os.fstat(file.fileno()).st_size
+        head, size_bytes = file.read(PREFIX_BYTES), os.fstat(file.fileno()).st_size
+        if not is_gguf(head):
+            return None
+        header = read_gguf(head, size_bytes)
+        if header.is_complete:
+            return header
+        # The file is here, so the list of its tensors is read too, which tells whether it is cut off.
+        return read_gguf(head + file.read(MAX_HEADER_BYTES), size_bytes)
 
 
 def _checked(sha256: str) -> str:

@@ -7,6 +7,7 @@ file or card that cannot be read is unknown, which is never a reason not to star
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -71,9 +72,8 @@ def read_header(model: Model, model_path: Path | None) -> GgufHeader | None:
         return None
     try:
         with model_path.open("rb") as file:
-            head = file.read(PREFIX_BYTES)
-            is_whole = not file.read(1)
-        return read_gguf(head, is_whole=is_whole) if is_gguf(head) else None
+            head, size_bytes = file.read(PREFIX_BYTES), os.fstat(file.fileno()).st_size
+        return read_gguf(head, size_bytes) if is_gguf(head) else None
     except (OSError, Invalid) as error:
         log.warning("model.header_unreadable model=%s error=%s", model.name, error)
         return None

@@ -41,7 +41,8 @@ from enginehouse.worker.options import WorkerOptions
 
 log = logging.getLogger(__name__)
 
-CANNOT_BIND = 98  # the exit code of a launcher whose port is taken
+CANNOT_BIND = 98  # the exit code of our launchers when their port is taken
+IN_USE = "address already in use"  # the system's words for it, which engines of others pass on
 POLL_SECONDS = (
     0.02  # between checks whether an engine is ready; later ones are rarer, because each costs the engine work
 )
@@ -183,7 +184,7 @@ class Starter:
                 )
             await asyncio.sleep(pause)
             pause = min(MAX_POLL_SECONDS, pause * POLL_GROWTH)
-        if current.process.returncode == CANNOT_BIND:
+        if await in_thread(_has_lost_port, current):
             return False
         raise await in_thread(_ended, current, self._enclosures)
 
@@ -260,6 +261,15 @@ def _is_on_card(chosen: LaunchPlan) -> bool:
 
 def choose_port(ports: Ports, key: str, host: str, refused: Collection[int]) -> int:
     return ports.take(key, lambda port: hardware.is_port_free(host, port), refused)
+
+
+def _has_lost_port(current: Running) -> bool:
+    """Whether an engine ended because another program has its port, or has just had it. Blocks."""
+    if current.process.returncode == CANNOT_BIND:
+        return True
+    lines = processes.last_lines(current.log, LINES_LOOKED_AT)
+    host = current.address.rpartition(":")[0].strip("[]")
+    return any(IN_USE in line.lower() for line in lines) or not hardware.is_port_free(host, current.port)
 
 
 def _record_of(current: Running) -> Record:
