@@ -72,6 +72,14 @@ async def test_no_transaction_takes_more_calls_than_it_may(world: World) -> None
     assert max(map(len, calls.batches)) == 2
 
 
+async def test_a_transaction_that_is_full_does_not_wait_for_more(world: World) -> None:
+    calls = Calls(world, most=2)
+    calls.shared.gather_seconds = 100.0
+    async with asyncio.timeout(10):
+        await calls.make(*"abcde")
+    assert list(map(len, calls.batches)) == [1, 2, 2]
+
+
 async def test_one_that_is_answered_with_an_error_takes_nobody_with_it(world: World) -> None:
     answers = await Calls(world).make("a", "unknown", "b")
     assert [answers[0], type(answers[1]), answers[2]] == ["a", NotFound, "b"]

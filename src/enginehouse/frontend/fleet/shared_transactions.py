@@ -102,7 +102,7 @@ class SharedTransactions(Generic[Asked, Answer, Effects]):
         """Run one transaction for what waits, and return what is to be published."""
         running = asyncio.get_running_loop()
         pause = self._began_at + self.pause_seconds - running.time()
-        if pause > 0:
+        if pause > 0 and len(self._waiting) < self._most:
             await asyncio.sleep(pause)
         self._began_at = running.time()
         batch = self._take()
