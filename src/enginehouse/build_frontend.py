@@ -117,7 +117,7 @@ from enginehouse.frontend.serving.replica_views import ReplicaViews
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.serving.schedules import Schedules
 from enginehouse.frontend.serving.uploads import STEP_SECONDS as UPLOADS_SECONDS
-from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, UNHINTED_SECONDS, Board
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, HINTED_SECONDS, PUBLISH_SECONDS, Board
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.hints import HINT_SECONDS, ChangeHints
 from enginehouse.frontend.watching.pulse import PULSE_SECONDS, Pulse
@@ -416,7 +416,7 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("revoke", frontend.bus_credentials.step, REVOKING_SECONDS, is_housekeeping=True),
         Loop("publish", frontend.board.step, PUBLISH_SECONDS),
         Loop("publish-models", frontend.models.step, CATCH_UP_SECONDS),
-        Loop("catch-up", frontend.board.catch_up_step, UNHINTED_SECONDS, spacing_seconds=CATCH_UP_SECONDS),
+        Loop("catch-up", frontend.board.catch_up_step, CATCH_UP_SECONDS, spacing_seconds=HINTED_SECONDS),
         Loop("hint", frontend.hints.step, HINT_SECONDS),
         Loop("galleries", frontend.galleries.step, STEP_SECONDS, is_housekeeping=True),
         Loop("model-galleries", frontend.model_rows.catalogue.step, STEP_SECONDS, is_housekeeping=True),

@@ -33,8 +33,8 @@ from enginehouse.store.db import Connection, Store
 PUBLISH_SECONDS = 0.2  # between two events of one operation; faster updates cannot be read
 SLOWEST_SECONDS = 0.8  # the same with very many watchers, so that none is more than a second behind
 PUBLISHED_PER_SECOND = 50_000  # updates of progress, operations times watchers
-CATCH_UP_SECONDS = 1.0  # between two looks at what other frontends changed: the delay of a change in a busy cluster
-UNHINTED_SECONDS = 1.5  # the same where nobody says so: an end is shown within two seconds, whatever became of messages
+CATCH_UP_SECONDS = 1.0  # the longest delay of a change by another frontend, whatever became of messages
+HINTED_SECONDS = 0.5  # between two looks because of hints: a look in a busy cluster reads what changed for seconds
 SILENCE_SECONDS = 1.0  # between two looks for workers that have been silent for long
 _OVERLAP_SECONDS = 5.0  # a change is dated at the start of its transaction and visible after its end
 _MAX_TOLD = 4_000  # operations whose published revision is kept; far more than change within the overlap

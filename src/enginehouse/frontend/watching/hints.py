@@ -1,7 +1,7 @@
 """Tells other frontends on the bus that rows have changed, so that they look at once.
 
 A hint says nothing but that: what changed is read from the store. One that is lost costs time only, because every
-frontend asks the store too, in one statement, whether anything changed (`board.UNHINTED_SECONDS`). It is sent after the
+frontend asks the store too, in one statement, whether anything changed (`board.CATCH_UP_SECONDS`). It is sent after the
 commit, and for many changes at once.
 """
 
