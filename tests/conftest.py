@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import uuid
 import warnings
@@ -17,9 +19,11 @@ import pytest
 from tests.fetch.real_registry import Registry, running_registry
 from tests.worker.shelf import Shelf, shelf
 
+from enginehouse.frontend.readiness import FULL_BYTES
 from enginehouse.store.db import Store
 
 MEMORY = Path("/dev/shm")
+SMALL_DISK_BYTES = FULL_BYTES + 8 * 1024**2
 MEMORY_BYTES = 4 * 1024**3  # far more than all databases of a run
 
 
@@ -130,3 +134,17 @@ async def one(registry: Registry, tmp_path: Path) -> AsyncIterator[Shelf]:
     """An installer of an empty directory, and images of its own in the registry."""
     async with shelf(registry, tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that a test can fill."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    options = f"size={SMALL_DISK_BYTES},mode=755,uid={os.geteuid()}"
+    subprocess.run([*as_root, "mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run([*as_root, "umount", "--lazy", place], check=True)

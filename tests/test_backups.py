@@ -314,3 +314,15 @@ def test_errors_are_of_the_tree_and_name_the_file(data: Path, tmp_path: Path) ->
         with pytest.raises(EnginehouseError) as caught:
             backups.verify(path, "")
         assert str(path) in caught.value.message
+
+
+def test_a_restore_onto_a_full_disk_says_what_to_do_and_leaves_nothing(
+    data: Path, tmp_path: Path, small_disk: Path
+) -> None:
+    made = backed_up(data, old_server(data))
+    left = small_disk / "left"
+    left.mkdir()
+    (small_disk / "filler").write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 100_000))
+    with pytest.raises(EnginehouseError, match="Free some space there, and run it again"):
+        backups.restore(made, left, f"sqlite:///{left / 'enginehouse.db'}", "", force=False)
+    assert [one.name for one in left.iterdir() if one.name != "lock"] == []

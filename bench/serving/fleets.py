@@ -62,7 +62,8 @@ def cluster(engines: tuple[str, ...], workers: int) -> Iterator[tuple[Fleet, War
 def publish(warehouse: Warehouse, name: str, version: str, *, start_seconds: float, megabytes: int = 1) -> None:
     """An image of the stub. Its bulk differs from version to version, so that an upgrade has to fetch all of it."""
     run = (_RUN % {"version": version, "start": start_seconds}).encode()
-    bulk = Random(f"{name} {version}").randbytes(megabytes * 1_000_000)
+    chance = Random(f"{name} {version}")  # it makes at most 256 MB at once
+    bulk = b"".join(chance.randbytes(1_000_000) for _ in range(megabytes))
     layers = [_tar({"bulk.bin": bulk}), _tar({"run.sh": run, "stub": Path(built("stub")).read_bytes()})]
     layout = Path(tempfile.mkdtemp(prefix="enginehouse-layout-"))
     try:

@@ -37,6 +37,9 @@ class Bus(Protocol):
     def is_refused(self) -> bool:
         """Whether the server refuses our credential because it expired or was revoked."""
 
+    async def answers(self, limit_seconds: float) -> bool:
+        """Whether the server answers now. A connection to one that hangs is noticed only after a while."""
+
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         """Send a message; raises `Unavailable` (`bus_unavailable`) if there is no connection."""
 

@@ -108,6 +108,9 @@ class MemoryBus:
     async def subscribe(self, subject: str, receive: Receive) -> None:
         self._network.add(Subscription(self, subject, receive))
 
+    async def answers(self, limit_seconds: float) -> bool:
+        return self.is_connected
+
     async def renew(self, jwt: str, seed: str) -> None:
         self.renewed.append((jwt, seed))
 

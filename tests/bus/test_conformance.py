@@ -41,6 +41,13 @@ async def connect(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         await world.close()
 
 
+async def test_a_bus_answers_until_it_is_closed(connect: Connect) -> None:
+    bus = await connect("one")
+    assert await bus.answers(10.0)
+    await bus.close()
+    assert not await bus.answers(10.0)
+
+
 async def test_every_subscriber_gets_every_message_in_order(connect: Connect) -> None:
     sender, first, second = [await connect(name) for name in ("sender", "first", "second")]
     heard: dict[str, list[bytes]] = {"first": [], "second": []}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
@@ -435,3 +436,17 @@ async def test_a_late_server_is_waited_for(tmp_path: Path) -> None:
         assert connecting.result().is_connected
     finally:
         await world.close()
+
+
+async def test_a_server_that_hangs_does_not_answer_although_it_is_connected(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        bus = await world.frontend()
+        assert await bus.answers(10.0)
+        assert world._process is not None
+        world._process.send_signal(signal.SIGSTOP)
+        try:
+            assert not await bus.answers(0.2)
+            assert bus.is_connected
+        finally:
+            world._process.send_signal(signal.SIGCONT)
+        assert await bus.answers(10.0)

@@ -118,7 +118,7 @@ class SecondMachine:
     """Runs one line at a terminal of its own, in the namespace."""
 
     def __init__(self, root: Path, proxy: Proxy) -> None:
-        self.home = root / "home"
+        self.home = root / "a home"
         self.home.mkdir()
         self._empty = root / "empty"
         self._empty.mkdir()
@@ -213,10 +213,10 @@ def test_a_bare_machine_joins_by_the_pasted_line_and_serves(tmp_path: Path, netw
     assert f"sha256 of join.sh: {shown['script_sha256']}" in server.parent.output()  # type: ignore[union-attr]
     machine = SecondMachine(tmp_path, network)
     with machine.paste(line) as terminal:
-        terminal.expect("join token", 180)
-        assert "using the one of the server" in terminal.said  # it had no pip
+        terminal.expect("join token", 30)  # asked at once
         terminal.type(f"{token}\n")
-        terminal.expect("waits for approval", 30)
+        terminal.expect("using the one of the server", 30)  # it had no pip
+        terminal.expect("waits for approval", 180)
         assert token not in terminal.said
         assert token not in command_lines()
         assert server.node("second")["address"].startswith(f"{MACHINE}:")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.conftest import SMALL_DISK_BYTES
 
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.model import Model
@@ -18,26 +16,11 @@ from enginehouse.host import disk
 from enginehouse.store import models
 from enginehouse.store.db import Store
 
-DISK_BYTES = FULL_BYTES + 8 * 1024**2
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    options = f"size={DISK_BYTES},mode=755,uid={os.geteuid()}"
-    subprocess.run([*as_root, "mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run([*as_root, "umount", "--lazy", place], check=True)
-
 
 def fill(place: Path) -> Path:
     filler = place / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        for _ in range(DISK_BYTES):
+        for _ in range(SMALL_DISK_BYTES):
             file.write(b"x" * 65536)
     return filler
 

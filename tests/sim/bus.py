@@ -110,6 +110,9 @@ class SimBus(MemoryBus):
         await super().subscribe(subject, receive)
         await asyncio.sleep(0)
 
+    async def answers(self, limit_seconds: float) -> bool:
+        return self.is_connected
+
     async def renew(self, jwt: str, seed: str) -> None:
         raise AssertionError("the simulated bus asks for no credential")
 

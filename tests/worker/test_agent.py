@@ -84,6 +84,25 @@ async def test_a_pending_worker_asks_again_until_it_is_approved(tmp_path: Path) 
         assert len(worker.buses) == 1
 
 
+async def test_a_worker_that_waited_for_approval_does_not_call_its_bus_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first heartbeat waits for the bus as that of any other worker, however long the approval took."""
+    monkeypatch.setattr(joining, "pending_pauses", lambda: iter([1.0]))
+    monkeypatch.setattr(agent, "OPENING_SECONDS", 0.9)  # less than that
+    worker = WholeWorker(tmp_path, statuses=["pending", "pending"])
+    opened = worker._open
+
+    async def open_bus(registered: node_api.RegisterReply) -> MemoryBus:
+        for _ in range(50):
+            await asyncio.sleep(0)  # whatever else is ready goes first
+        return await opened(registered)
+
+    worker.agent._open_bus = open_bus
+    async with working(worker):
+        assert [one.bus for one in worker.link.heartbeats] == [""]
+
+
 async def test_a_refused_worker_ends_with_the_error(tmp_path: Path) -> None:
     worker = WholeWorker(tmp_path)
     worker.link.fails = Unauthenticated("cannot register: the token is wrong")
@@ -108,6 +127,7 @@ async def test_a_worker_that_was_accepted_comes_back_by_its_key_and_never_gives_
         assert worker.link.by_key[:4] == [True, False, True, False]
         assert msgspec.json.decode(waiting.read_bytes())["reason"] == worker.link.fails.message
         assert sum("worker.refused" in line and "again_in_seconds=" in line for line in caplog.messages) >= 2
+        assert not any("worker.waiting" in line for line in caplog.messages)  # it was said already
         worker.link.fails = None
         await until(lambda: bool(worker.link.heartbeats))
         assert not waiting.exists()

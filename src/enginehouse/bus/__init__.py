@@ -1,1 +1,1 @@
-"""NATS: the client, the embedded server, credentials. The only package that imports nats and nkeys."""
+"""NATS: the client, the embedded server, credentials. The only package that imports nats."""

@@ -19,9 +19,10 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-import nkeys
 from msgspec import Struct
 
+from enginehouse.bus import nkey
+from enginehouse.bus.nkey import KeyPair
 from enginehouse.core.errors import Hopeless
 from enginehouse.core.ids import NodeId
 from enginehouse.core.subjects import Permissions, token
@@ -93,9 +94,9 @@ def worker_name(node_id: NodeId) -> str:
 def load_or_create(directory: Path) -> BusAccounts:
     """Load the accounts; create them at the first call, each seed in its own file, so that a crash loses nothing."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    operator = _kept_seed(directory / "operator.seed", nkeys.PREFIX_BYTE_OPERATOR)
-    account = _kept_seed(directory / "account.seed", nkeys.PREFIX_BYTE_ACCOUNT)
-    system = _kept_seed(directory / "system.seed", nkeys.PREFIX_BYTE_ACCOUNT)
+    operator = _kept_seed(directory / "operator.seed", nkey.OPERATOR)
+    account = _kept_seed(directory / "account.seed", nkey.ACCOUNT)
+    system = _kept_seed(directory / "system.seed", nkey.ACCOUNT)
     return BusAccounts(operator_seed=operator, account_seed=account, system_seed=system)
 
 
@@ -108,7 +109,7 @@ def mint_user(
     account_seed: str, name: str, permissions: Permissions, *, life_seconds: float | None = None
 ) -> MintedUser:
     """Create a user of the account."""
-    seed = _new_seed(nkeys.PREFIX_BYTE_USER)
+    seed = _new_seed(nkey.USER)
     user = _public(seed)
     expires_at = None if life_seconds is None else time.time() + life_seconds
     claims: dict[str, object] = {
@@ -126,28 +127,27 @@ def mint_user(
 
 
 def _new_seed(prefix: int) -> str:
-    return str(nkeys.encode_seed(secrets.token_bytes(32), prefix).decode())
+    return nkey.encode_seed(secrets.token_bytes(32), prefix)
 
 
 @cache
-def _issuer(seed: str) -> tuple[nkeys.KeyPair, str]:
-    """The key pair of an account or operator, and its public key: deriving them costs as much as a signature."""
-    pair = nkeys.from_seed(seed.encode())
-    return pair, str(pair.public_key.decode())
+def _issuer(seed: str) -> KeyPair:
+    """The key pair of an account or operator: deriving it costs as much as a signature."""
+    return KeyPair(seed)
 
 
 def _public(seed: str) -> str:
-    return str(nkeys.from_seed(seed.encode()).public_key.decode())
+    return KeyPair(seed).public
 
 
 def _sign(
     issuer_seed: str, *, subject: str, name: str, claims: Mapping[str, object], expires_at: float | None = None
 ) -> str:
     """A NATS JWT of version 2: Ed25519 over `header.payload`, with the hash of the claims as its id."""
-    issuer, public = _issuer(issuer_seed)
+    issuer = _issuer(issuer_seed)
     body: dict[str, object] = {
         "iat": int(time.time()),
-        "iss": public,
+        "iss": issuer.public,
         "name": name,
         "sub": subject,
         "nats": {**claims, "version": 2},
@@ -157,8 +157,7 @@ def _sign(
     digest = hashlib.sha256(msgspec.json.encode(body)).digest()
     body["jti"] = base64.b32encode(digest).rstrip(b"=").decode()
     signed = f"{_HEADER}.{_url64(msgspec.json.encode(body))}"
-    signature: bytes = issuer.sign(signed.encode())
-    return f"{signed}.{_url64(signature)}"
+    return f"{signed}.{_url64(issuer.sign(signed.encode()))}"
 
 
 def _url64(content: bytes) -> str:
@@ -173,8 +172,8 @@ def _kept_seed(path: Path, prefix: int) -> str:
         write_private(path, _new_seed(prefix) + "\n")
     seed = path.read_text(errors="replace").strip()
     try:
-        kept, _ = nkeys.decode_seed(seed.encode())
-    except (nkeys.ErrInvalidSeed, nkeys.ErrInvalidPrefixByte, ValueError) as error:
+        kept, _ = nkey.decode_seed(seed)
+    except ValueError as error:
         raise _bad_seed(path) from error
     if kept != prefix:
         raise _bad_seed(path)
@@ -190,7 +189,7 @@ def _bad_seed(path: Path) -> Hopeless:
 
 def sign_nonce(seed: str, nonce: str) -> bytes:
     """The signature with which a client proves to the server that it has the seed of its JWT."""
-    return base64.b64encode(nkeys.from_seed(seed.encode()).sign(nonce.encode()))
+    return base64.b64encode(KeyPair(seed).sign(nonce.encode()))
 
 
 def write_private(path: Path, content: str) -> None:

@@ -114,6 +114,20 @@ class NatsBus:
     def is_refused(self) -> bool:
         return self._is_refused and not self._client.is_connected
 
+    async def answers(self, limit_seconds: float) -> bool:
+        """Asked over another connection, which any server greets: nats-py breaks this one when a ping is given up."""
+        server = self._client.connected_url
+        if not self._client.is_connected or server is None:
+            return False
+        with contextlib.suppress(OSError, TimeoutError, ValueError):
+            async with asyncio.timeout(limit_seconds):
+                reader, writer = await asyncio.open_connection(server.hostname, server.port)
+                try:
+                    return (await reader.readline()).startswith(b"INFO ")
+                finally:
+                    writer.close()
+        return False
+
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         client = self._client
         # Checked here, because the library would buffer the message and send it later, or wait for room without a

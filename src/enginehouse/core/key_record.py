@@ -19,7 +19,7 @@ TOKENS = ("admin.token", "join.token")
 NODE_KEY = "node.key"
 SEEDS = ("bus/operator.seed", "bus/account.seed", "bus/system.seed")
 KEY_FILES = (*TOKENS, NODE_KEY, *SEEDS)
-NEW_KEYS = "; to go on with new keys, after which every worker has to join again, start `up` once with --new-keys"
+NEW_KEYS = "; to go on with new keys, start `up` once with --new-keys: approved workers come back by themselves"
 DIGITS = 16  # of a hash of 256 random bits: enough to tell two apart, and nothing to guess by
 _RECORD = msgspec.json.Decoder(dict[str, str])
 

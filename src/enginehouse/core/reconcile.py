@@ -118,13 +118,10 @@ def must_move(facts: ModelFacts, replica: ServingReplica) -> bool:
 
 def wanted_replicas(facts: ModelFacts) -> int:
     """How many replicas are wanted without any request."""
-    schedule, kept = facts.schedule, facts.info.kept
+    schedule = facts.schedule
     if schedule is not None and schedule.spread_all:
         return len(facts.matching)
-    named = len([one for one in kept if one])
-    return max(
-        schedule.min_replicas if schedule is not None else 0, named + (1 if NodeId("") in kept and not named else 0)
-    )
+    return max(schedule.min_replicas if schedule is not None else 0, facts.info.kept_replicas)
 
 
 def retry_seconds(failures: int) -> float:

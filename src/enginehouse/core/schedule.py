@@ -72,6 +72,12 @@ class LoadInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry_at: float = 0.0
     reason: str = ""
 
+    @property
+    def kept_replicas(self) -> int:
+        """How many replicas the kept loads ask for: one on a certain node is also one on any node."""
+        named = sum(1 for one in self.kept if one)
+        return named or len(self.kept[:1])
+
 
 def checked(request: ScheduleRequest, before: Schedule | None) -> Schedule:
     """The schedule of a request. Raises `Invalid` with the field that is wrong."""

@@ -26,6 +26,7 @@ from enginehouse.store import db, nodes
 from enginehouse.store.db import Connection, Store
 
 CONNECT_SECONDS = 2.0
+ANSWER_SECONDS = 2.0  # of NATS, which answers within milliseconds
 AT_ONCE = 32  # nodes that are tried at the same time
 SLOW_SECONDS = 0.5  # of a database that is asked for the time only
 
@@ -40,7 +41,7 @@ class Diagnosis:
 
     async def look(self) -> list[Finding]:
         found, every, now = await self._database()
-        found.append(self._nats())
+        found.append(await self._nats())
         found.append(await in_thread(self._disk))
         found += self._unread()
         trying = asyncio.Semaphore(AT_ONCE)
@@ -97,13 +98,15 @@ class Diagnosis:
         clock = clock_finding("the clock of this frontend", "the clock of the database", time.time() - now)
         return [answers, clock], every, now
 
-    def _nats(self) -> Finding:
-        if self._bus.is_connected:
-            return Finding(area="nats", level="ok", message="connected")
+    async def _nats(self) -> Finding:
+        if await self._bus.answers(ANSWER_SECONDS):
+            return Finding(area="nats", level="ok", message="answers")
+        is_silent = f"NATS does not answer within {ANSWER_SECONDS:g} s"
         return Finding(
             area="nats",
             level="problem",
-            message="the frontend has no connection to NATS: nodes get no commands",
+            message=(is_silent if self._bus.is_connected else "the frontend has no connection to NATS")
+            + ": nodes get no commands",
             advice="Check that the server runs: enginehouse logs nats",
         )
 

@@ -1,1 +1,1 @@
-"""The local machine: disk, processes, hardware, signatures. The only package that imports psutil and nacl."""
+"""The local machine: disk, processes, hardware, signatures. The only package that imports psutil."""

@@ -54,7 +54,7 @@ find_python() {
 # fetch NAME FILE SHA256...: one file of the first server that has it, checked.
 fetch() {
     "$python" - "$urls" "$@" <<'END' || exit 1
-import hashlib, sys, urllib.request
+import hashlib, http.client, sys, urllib.request
 
 urls, name, target, *expected = sys.argv[1:]
 for url in urls.split(","):
@@ -63,8 +63,8 @@ for url in urls.split(","):
         with urllib.request.urlopen(place, timeout=120) as answer:
             content = answer.read()
         break
-    except OSError as error:
-        why = f"cannot fetch {place}: {getattr(error, 'reason', error)}"
+    except (OSError, http.client.HTTPException) as error:  # the latter: the answer was cut off, or is none
+        why = f"cannot fetch {place}: {getattr(error, 'reason', error) or type(error).__name__}"
         if hasattr(error, "read"):
             why += f" {error.read().decode(errors='replace')[:500]}"
 else:
@@ -98,7 +98,7 @@ install_program() {
         return
     fi
     if "$python" -m venv "$1" >/dev/null 2>&1; then
-        pip="$1/bin/python -m pip"
+        set -- "$1/bin/python" -m pip
     else
         rm -rf "$1"
         if ! "$python" -m venv --without-pip "$1" >/dev/null 2>&1; then
@@ -111,10 +111,26 @@ install_program() {
         fi
         say "this Python has no pip for environments: using the one of the server"
         fetch "$PIP_WHEEL" "$work/$PIP_WHEEL" $PIP_SHA256
-        pip="$1/bin/python $work/$PIP_WHEEL/pip"
+        set -- "$1/bin/python" "$work/$PIP_WHEEL/pip"
     fi
-    $pip install -q --disable-pip-version-check --no-input --require-hashes -r "$work/requirements.txt" &&
-        $pip install -q --disable-pip-version-check --no-input --no-index --no-deps "$work/$WHEEL"
+    "$@" install -q --disable-pip-version-check --no-input --require-hashes -r "$work/requirements.txt" &&
+        "$@" install -q --disable-pip-version-check --no-input --no-index --no-deps "$work/$WHEEL"
+}
+
+# is_running DIR: whether a process runs a program of this directory, as far as this user can see.
+is_running() {
+    "$python" - "$1/" <<'END'
+import os, pathlib, sys
+
+own = {str(os.getpid()), str(os.getppid())}
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        if process.name not in own and os.fsencode(sys.argv[1]) in (process / "cmdline").read_bytes():
+            sys.exit(0)
+    except OSError:
+        pass  # it has ended
+sys.exit(1)
+END
 }
 
 # Puts this version beside the one that may be running, and makes it the current one when it is complete.
@@ -143,11 +159,11 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     rm -f "$command.new"
     ln -s "../${here##*/}/bin/enginehouse" "$command.new"
     mv -f "$command.new" "$command"
-    # The version before stays, because it may still be running.
+    # The version before stays, because it may be started again; and any that still runs.
     for old in "$program"/*/complete; do
         old=${old%/complete}
         case "$before" in ../"${old##*/}"/*) continue ;; esac
-        [ "$old" = "$here" ] || rm -rf "$old"
+        [ "$old" = "$here" ] || is_running "$old" || rm -rf "$old"
     done
 }
 
@@ -186,6 +202,23 @@ keep_token() {
     unset token ENGINEHOUSE_TOKEN
 }
 
+# The data directory of the node with its token; the default is that of every `enginehouse` command.
+prepare_data() {
+    if [ -z "$data" ]; then
+        case "$(uname)" in
+        Darwin) data="$HOME/Library/Application Support/enginehouse" ;;
+        *) case "${XDG_DATA_HOME:-}" in /*) data=$XDG_DATA_HOME/enginehouse ;; *) data=$HOME/.local/share/enginehouse ;; esac ;;
+        esac
+    fi
+    umask 077
+    mkdir -p "$data" || fail "cannot write to $data; choose another directory with --data DIR"
+    data=$(cd "$data" && pwd -P)
+    # The token of this line would replace the one that the server of that directory has.
+    [ ! -e "$data/admin.token" ] || fail "$data is the data directory of a server; give the node another: --data DIR"
+    keep_token
+    umask 022
+}
+
 main() {
     urls='' token_from='' as_service='' data=${ENGINEHOUSE_DATA:-} program='' is_joining=1
     left=$#
@@ -211,7 +244,10 @@ main() {
         *) set -- "$@" "$word" ;;
         esac
     done
-    case "$urls" in '') usage >&2 && fail "the address of the server is missing" ;; esac
+    case "$urls ${1:-}" in
+    ' ' | ' -'*) usage >&2 && fail "the address of the server is missing" ;;
+    ' '*) fail "$1 is not an address; write http://$1" ;;
+    esac
     case "$token_from" in '' | - | @?*) ;; *) fail "a token in a command can be read by other users of this machine:" \
         "write it to a file and give --token @FILE, or leave the option out to be asked" ;; esac
     umask 022 # the program is no secret
@@ -222,6 +258,8 @@ main() {
     fi
     mkdir -p "$program" || fail "cannot write to $program; choose another directory with --program DIR"
     program=$(cd "$program" && pwd -P)
+    # The token first: whoever pastes the line need not wait for the packages to be asked.
+    [ -z "$is_joining" ] || prepare_data
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     trap 'exit 130' INT TERM
@@ -233,16 +271,7 @@ main() {
         say "the command is $command"
         exit 0
     fi
-    if [ -z "$data" ]; then
-        data=$("$run" -c 'import os; from enginehouse.settings.programs import default_data_directory
-print(default_data_directory(os.environ))')
-    fi
     umask 077
-    mkdir -p "$data"
-    data=$(cd "$data" && pwd -P)
-    # The token of this line would replace the one that the server of that directory has.
-    [ ! -e "$data/admin.token" ] || fail "$data is the data directory of a server; give the node another: --data DIR"
-    keep_token
     if [ -n "$as_service" ]; then
         exec "$run" -m enginehouse service install worker --start --url "$urls" --data "$data" "$@"
     fi

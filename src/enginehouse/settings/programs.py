@@ -439,11 +439,11 @@ def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given
     if "url" not in values:
         if not running:
             refusal, what = (Unavailable, "a server") if kind is ClientSettings else (Invalid, "a frontend to join")
-            raise refusal(
-                f"cannot find {what} in {directory}: start one with `enginehouse up`, or name one with --url",
-                code="no_server",
-                param="url",
-            )
+            is_node = (directory / "node.json").exists() and not (directory / "admin.token").exists()
+            advice = "start one with `enginehouse up`, or name one with --url"
+            if is_node and kind is ClientSettings:
+                advice = "this machine is a node. Work on its server, or name that once with `enginehouse login URL`"
+            raise refusal(f"cannot find {what} in {directory}: {advice}", code="no_server", param="url")
         values["url"] = running
     if "token" not in values:
         name = "admin.token" if kind is ClientSettings else "join.token"

@@ -20,7 +20,7 @@ from sqlalchemy import Column, Connection, Engine, MetaData, Table, inspect, sel
 from sqlalchemy.exc import SQLAlchemyError
 
 from enginehouse.core.errors import Conflict, EnginehouseError, Hopeless, Unavailable
-from enginehouse.store import cluster_values, migrating
+from enginehouse.store import cluster_values, db, migrating
 from enginehouse.store.clock import StoreClock
 from enginehouse.store.engines import Holding, make_engines
 from enginehouse.store.limits import StoreLimits
@@ -192,7 +192,8 @@ def _translated(doing: str) -> Iterator[None]:
     except (SQLAlchemyError, OSError) as error:
         cause = str(getattr(error, "orig", None) or error).strip()
         reason = cause.splitlines()[0] if cause else type(error).__name__
-        raise Unavailable(f"cannot {doing} the database: {reason}", code="store_unavailable") from error
+        advice = ". Free some space there, and run it again" if db.is_full_disk(error) else ""
+        raise Unavailable(f"cannot {doing} the database: {reason}{advice}", code="store_unavailable") from error
 
 
 def _reflected(connection: Connection) -> list[Table]:

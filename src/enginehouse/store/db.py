@@ -181,7 +181,7 @@ class Store:
             is_read = pool is not self._steering
             if is_read and _is_write(error):
                 raise Hopeless("cannot write to the database here: this was to be a read") from error
-            if _is_full_disk(error):
+            if is_full_disk(error):
                 self._full_at = asyncio.get_running_loop().time()
                 self._log_seldom("store.failed", error)
                 # The code of every other outage of the store: whoever handles those handles this one too.
@@ -362,7 +362,7 @@ def _is_away(error: Exception) -> bool:
     return state.startswith(_AWAY_CLASSES) and state != _TOO_SLOW
 
 
-def _is_full_disk(error: Exception) -> bool:
+def is_full_disk(error: Exception) -> bool:
     return _sqlstate(error) == _DISK_FULL or (isinstance(error, DBAPIError) and "disk is full" in _first_line(error))
 
 

@@ -125,6 +125,7 @@ class Agent:
             await asyncio.sleep(TICK_SECONDS)
             return
         self._node = node
+        self._connected_at = asyncio.get_running_loop().time()  # the bus is opened now, however long this took
         self._parts.http_server.joined(node)
         self._parts.http_server.heard(node.mark, is_bus_away=False)
         # Commands sent before this registration can no longer arrive; reports say so from now on.

@@ -92,7 +92,7 @@ async def join(options: WorkerOptions, desk: Desk, stop: asyncio.Event) -> Joine
             wait = next(refused) if was_accepted else 0.0
             reason, by_key = error.message, was_accepted or not options.join_token
             if was_accepted:
-                told.refused(reason, wait)
+                await in_thread(told.refused, reason, wait)
         except Conflict as error:
             if error.code != CHALLENGE_REFUSED:
                 raise
@@ -123,12 +123,17 @@ class _Told:
     def refused(self, reason: str, wait_seconds: float) -> None:
         """Said at every attempt: nothing else tells that this machine takes no work."""
         log.error("worker.refused reason=%s again_in_seconds=%.0f", reason, wait_seconds)
+        self._note(reason)
 
     def waits(self, reason: str) -> None:
+        if reason != self._reason:
+            log.warning("worker.waiting reason=%s", reason)
+            self._note(reason)
+
+    def _note(self, reason: str) -> None:
         if reason == self._reason:
             return
         self._reason = reason
-        log.warning("worker.waiting reason=%s", reason)
         with contextlib.suppress(OSError):  # a full disk is told of by what needs it
             self._files.write_waiting(reason)
 

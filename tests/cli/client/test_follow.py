@@ -304,7 +304,7 @@ def test_a_delete_that_found_nothing_says_so(tmp_path: Path) -> None:
     )
     with recorded({REQUEST: Answer(operation("succeeded", *rows), 202)}) as world:
         result = run(world, tmp_path, "backends", "delete", "a", "--all")
-    assert result.stdout.splitlines() == ["✓ main: delete a", "✓ second: delete a (it was not there)"]
+    assert result.stdout.splitlines() == ["✓ main: delete a", "= second: delete a: it was not there"]
 
 
 @pytest.mark.parametrize(

@@ -415,3 +415,14 @@ def test_a_node_shows_its_cards_and_a_full_one_is_no_unknown_one(tmp_path: Path)
         "card 1\t8.0 GiB",
         "card 2\tCard C: memory unknown",
     ]
+
+
+def test_keys_are_those_of_applications_as_json_too(tmp_path: Path) -> None:
+    rows = [
+        {"id": role, "role": role, "name": role, "created_at": "2026-01-01T00:00:00Z"} for role in ("admin", "user")
+    ]
+    with recorded({"GET /api/tokens": Answer(rows)}) as world:
+        keys = json.loads(run(world, tmp_path, "keys", "list", "--json").stdout)
+        tokens = json.loads(run(world, tmp_path, "tokens", "list", "--json").stdout)
+    assert [one["id"] for one in keys] == ["user"]
+    assert [one["id"] for one in tokens] == ["admin", "user"]

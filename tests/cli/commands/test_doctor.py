@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.cli.recorded import Answer, recorded, refused, run
 
+from enginehouse.cli.client import reaching
 from enginehouse.cli.client.reaching import reach_server
 from enginehouse.cli.commands import doctor_here
 from enginehouse.cli.main import program
@@ -62,7 +66,7 @@ def test_much_that_is_all_right_is_counted_unless_all_is_asked_for(tmp_path: Pat
     nodes = [{"area": "node", "level": "ok", "message": f"node-{number} is healthy"} for number in range(9)]
     with recorded({**REACHED, "GET /api/doctor": looked(*nodes, BAD)}) as world:
         few, every = run(world, tmp_path, "doctor"), run(world, tmp_path, "doctor", "--all")
-    assert "node      9 are all right" in few.stdout
+    assert "node      9 checks passed" in few.stdout
     assert "node-3" not in few.stdout
     assert "third is offline" in few.stdout
     assert "node-3 is healthy" in every.stdout
@@ -112,9 +116,35 @@ def test_without_a_server_the_machine_is_looked_at_and_busy_ports_are_named(
     assert "Start one: enginehouse up" in result.stdout
 
 
+@contextlib.contextmanager
+def greeting(words: bytes) -> Iterator[socket.socket]:
+    """A server that says this to whoever connects."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with listening.accept()[0] as one:
+                        one.sendall(words)
+
+        threading.Thread(target=greet, daemon=True).start()
+        try:
+            yield listening
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_nats_server_that_hangs_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hangs, greeting(b"HTTP/1.1 400 ") as other:
+        for one in (hangs, other):
+            (found,) = reaching.reach_nats(f"nats://127.0.0.1:{one.getsockname()[1]}")
+            assert (found.level, "does not answer as NATS does" in found.message) == ("problem", True)
+
+
 def test_a_worker_checks_its_way_to_its_server_by_its_own_record(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    with recorded(REACHED) as world, socket.create_server(("127.0.0.1", 0)) as nats:
+    with recorded(REACHED) as world, greeting(b"INFO {}\r\n") as nats:
         record = {"id": "x", "name": "attic", "frontends": [world.url]}
         record["nats_url"] = f"nats://127.0.0.1:{nats.getsockname()[1]}"
         (tmp_path / "data" / "node.json").write_text(json.dumps(record))
@@ -145,6 +175,18 @@ def test_a_worker_checks_its_way_to_its_server_by_its_own_record(tmp_path: Path)
     assert away.exit_code == 1
     assert "NATS is not reached" in away.stdout
     assert "cannot reach the frontend" in away.stdout
+
+
+def test_a_server_that_does_not_run_is_not_taken_for_a_machine_that_joined_itself(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    record = {"id": "x", "name": "desk", "frontends": ["http://127.0.0.1:9"], "nats_url": "nats://127.0.0.1:9"}
+    (tmp_path / "data" / "node.json").write_text(json.dumps(record))
+    (tmp_path / "data" / "admin.token").touch()
+    result = here(tmp_path)
+    assert result.exit_code == 1
+    assert "Start it as before: enginehouse up" in result.stdout
+    assert result.stdout.count("✗") == 1
+    assert "enginehouse join" not in result.stdout
 
 
 def test_a_directory_that_this_user_may_not_write_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,15 @@ def test_nothing_that_needs_anybody_is_said_so_also_without_figures(tmp_path: Pa
     assert "Nothing needs you." in lines
 
 
+def test_a_server_that_is_not_ready_needs_somebody(tmp_path: Path) -> None:
+    full = Answer({"status": "not ready", "reasons": ["the disk of the database is full"]}, 503)
+    with recorded({**ANSWERS, "GET /readyz": full}) as world:
+        lines = run(world, tmp_path, "status").stdout.splitlines()
+    at = lines.index("  ! The server is not ready: the disk of the database is full")
+    assert lines[at + 1] == "    → enginehouse doctor"
+    assert "6 things need you:" in lines
+
+
 def test_ps_lists_what_runs_loads_and_was_given_up_by_node(tmp_path: Path) -> None:
     nodes = [{**NODES[4], "id": "id-of-spare"}, *NODES[:4]]
     with recorded({**ANSWERS, "GET /api/nodes?limit=500": Answer(nodes)}) as world:
@@ -106,6 +115,16 @@ def test_operations_say_why_and_count_nodes_as_nodes(tmp_path: Path) -> None:
         (
             {"status": "queued", "reason": "busy", "error": "cannot lock it: busy", "failures": 0},
             "a: busy; trying again",
+        ),
+        (
+            {
+                "status": "queued",
+                "reason": "insufficient_disk",
+                "error": "cannot install xllamacpp: it needs 103 MiB, 59 MiB free; free some space, it is retried "
+                "automatically",
+                "failures": 0,
+            },
+            "a: needs 103 MiB, 59 MiB free; trying again",
         ),
         ({"status": "queued"}, ""),
         ({"status": "superseded", "error": "a newer request took its place"}, "a: a newer request took its place"),

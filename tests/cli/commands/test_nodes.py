@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.cli.recorded import JOB, Answer, operation, recorded, refused, row, run
 
 from enginehouse.core.fingerprint import fingerprint_of
@@ -46,6 +47,7 @@ def test_another_key_is_refused_before_anything_is_asked_of_a_frontend_that_woul
 def test_several_names_are_one_request_each(tmp_path: Path) -> None:
     answers: dict[str, Any] = {}
     for name in ("attic", "cellar"):
+        answers[f"GET /api/nodes/{name}"] = Answer({**NODE, "name": name, "drained": True})
         answers[f"POST /api/nodes/{name}/approve"] = Answer({**NODE, "name": name})
         answers[f"POST /api/nodes/{name}/resume"] = Answer({"message": "node resumed"})
         answers[f"DELETE /api/nodes/{name}"] = Answer({"message": "node deregistered"})
@@ -61,17 +63,69 @@ def test_several_names_are_one_request_each(tmp_path: Path) -> None:
         ):
             result = run(world, tmp_path, "nodes", *words, "attic", "cellar")
             assert result.stdout == f"{said} attic\n{said} cellar\n", words
-    assert sorted(asked(world)) == sorted(answers)
+    assert sorted(set(asked(world))) == sorted(answers)
+    assert len([one for one in asked(world) if not one.startswith("GET")]) == 10
+
+
+@pytest.mark.parametrize("verb", ["approve", "reject", "drain", "resume", "remove"])
+def test_an_unknown_name_among_several_changes_none_of_them(tmp_path: Path, verb: str) -> None:
+    answers = {"GET /api/nodes/attic": Answer(NODE), "GET /api/nodes/atic": refused(404, "cannot find it", "not_found")}
+    with recorded(answers) as world:
+        result = run(world, tmp_path, "nodes", verb, "attic", "atic")
+    assert result.exit_code == 5
+    assert {one.partition(" ")[0] for one in asked(world)} == {"GET"}
+
+
+def test_one_that_is_refused_leaves_none_of_the_others_out(tmp_path: Path) -> None:
+    answers: dict[str, Any] = {f"GET /api/nodes/{name}": Answer(NODE) for name in ("attic", "cellar", "box")}
+    for name in ("attic", "cellar"):
+        answers[f"DELETE /api/nodes/{name}"] = refused(409, f"cannot remove {name}: it is healthy", "node_healthy")
+    answers["DELETE /api/nodes/box"] = Answer({"message": "node deregistered"})
+    with recorded(answers) as world:
+        result = run(world, tmp_path, "nodes", "remove", "attic", "box", "cellar")
+    assert (result.exit_code, result.stdout) == (1, "removed box\n")
+    assert result.stderr == (
+        "enginehouse: cannot remove attic: it is healthy\nenginehouse: cannot remove cellar: it is healthy\n"
+    )
+
+
+def test_several_answers_are_one_document(tmp_path: Path) -> None:
+    answers: dict[str, Any] = {f"GET /api/nodes/{name}": Answer({**NODE, "name": name}) for name in ("attic", "box")}
+    answers |= {
+        f"POST /api/nodes/{name}/{verb}": Answer({**NODE, "name": name})
+        for name in ("attic", "box")
+        for verb in ("resume", "approve")
+    }
+    with recorded(answers) as world:
+        for words in (("resume",), ("approve", "--no-wait")):
+            both = json.loads(run(world, tmp_path, "nodes", *words, "attic", "box", "--json").stdout)
+            one = json.loads(run(world, tmp_path, "nodes", *words, "box", "--json").stdout)
+            assert ([each["name"] for each in both], one["name"]) == (["attic", "box"], "box")
+
+
+def test_what_changes_nothing_looks_like_it(tmp_path: Path) -> None:
+    answers = {
+        "GET /api/nodes/attic": Answer({**NODE, "drained": False}),
+        "POST /api/nodes/attic/resume": Answer({"message": "node resumed"}),
+        "GET /api/nodes/attic/labels": Answer({"zone": "home"}),
+        "PATCH /api/nodes/attic/labels": Answer({"zone": "home"}),
+    }
+    with recorded(answers) as world:
+        resumed = run(world, tmp_path, "nodes", "resume", "attic")
+        labelled = run(world, tmp_path, "nodes", "label", "attic", "zone=home")
+    assert resumed.stdout == "= attic was not drained\n"
+    assert labelled.stdout == "= labels of attic: zone=home\n"
 
 
 def test_several_drains_are_requested_before_the_first_is_followed(tmp_path: Path) -> None:
     done = operation("succeeded", row("x", "success", action="stop chat", kind="stop_replica"), kind="drain", name="x")
     begun = operation("queued", kind="drain", name="x")
     answers = {f"POST /api/nodes/{name}/drain": Answer(begun, 202) for name in ("attic", "cellar")}
-    with recorded({**answers, f"GET /api/operations/{JOB}": Answer(done)}) as world:
+    nodes = {f"GET /api/nodes/{name}": Answer({**NODE, "name": name}) for name in ("attic", "cellar")}
+    with recorded({**answers, **nodes, f"GET /api/operations/{JOB}": Answer(done)}) as world:
         result = run(world, tmp_path, "nodes", "drain", "attic", "cellar", "--wait", "20s")
     assert result.exit_code == 0, result.stderr
-    assert asked(world)[:2] == ["POST /api/nodes/attic/drain", "POST /api/nodes/cellar/drain"]
+    assert asked(world)[2:4] == ["POST /api/nodes/attic/drain", "POST /api/nodes/cellar/drain"]
     assert result.stdout.count("safe to stop") == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,45 @@ def test_joining_without_a_token_says_how_to_get_one(tmp_path: Path) -> None:
     result = CliRunner().invoke(program, arguments, env={"ENGINEHOUSE_TOKEN": ""})
     assert result.exit_code == 2
     assert "enginehouse tokens create --role join" in result.stderr
+
+
+def test_on_a_machine_that_has_joined_the_way_to_its_server_is_said(tmp_path: Path) -> None:
+    (tmp_path / "node.json").write_text('{"id": "x", "name": "attic"}')
+    result = CliRunner().invoke(program, ["nodes", "list", "--data", str(tmp_path)])
+    assert result.exit_code == 4
+    assert "this machine is a node" in result.stderr
+    assert "enginehouse login URL" in result.stderr
+
+
+def not_found(noun: str, name: str, param: str) -> Answer:
+    error = {"message": f"cannot find a {noun} named {name!r}", "code": "not_found", "param": param}
+    return Answer({"error": error}, 404)
+
+
+def test_an_unknown_name_brings_up_the_nearest_that_the_server_has(tmp_path: Path) -> None:
+    answers = {
+        "GET /api/nodes": Answer([{"id": "1", "name": "attic"}, {"id": "2", "name": "box"}]),
+        "GET /api/nodes/atic": not_found("node", "atic", "node"),
+        "GET /api/nodes/zzz": not_found("node", "zzz", "node"),
+    }
+    with recorded(answers) as world:
+        result = run(world, tmp_path, "nodes", "show", "atic", "--json")
+        other = run(world, tmp_path, "nodes", "show", "zzz")
+    assert result.exit_code == 5
+    assert result.stderr == "enginehouse: cannot find a node named 'atic'. Did you mean 'attic'?\n"
+    assert json.loads(result.stdout)["error"]["message"].endswith("Did you mean 'attic'?")
+    assert other.stderr == "enginehouse: cannot find a node named 'zzz'\n"
+
+
+@pytest.mark.parametrize("command", [("ps",), ("replicas", "list")])
+def test_a_list_of_a_node_that_does_not_exist_is_not_an_empty_list(tmp_path: Path, command: tuple[str, ...]) -> None:
+    answers = {
+        "GET /api/nodes?limit=500": Answer([]),
+        "GET /api/replicas": Answer([]),
+        "GET /api/operations": Answer({"operations": [], "next": ""}),
+        "GET /api/nodes/atic": not_found("node", "atic", "node"),
+    }
+    with recorded(answers) as world:
+        result = run(world, tmp_path, *command, "--node", "atic")
+    assert result.exit_code == 5
+    assert result.stdout == ""

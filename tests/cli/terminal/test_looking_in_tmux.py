@@ -33,7 +33,7 @@ def without_columns(town: Town) -> dict[str, str]:
     [
         ("status", ("1 of 1 node healthy", "Nothing needs you.", "● ")),
         ("ps", ("nothing runs",)),
-        ("doctor", ("✓ nats", "connected", "✓ reach")),
+        ("doctor", ("✓ nats", "answers", "✓ reach")),
         ("logs frontend -n 5", ("INFO",)),
         ("logs worker -n 5", ("worker.joined",)),
         ("nodes list", ("NAME", "STATUS", "healthy")),

@@ -51,6 +51,9 @@ class Workers:
     def is_refused(self) -> bool:
         return False
 
+    async def answers(self, limit_seconds: float) -> bool:
+        return self.is_connected
+
     async def renew(self, jwt: str, seed: str) -> None:
         raise AssertionError("nobody renews here")
 

@@ -139,6 +139,17 @@ async def test_what_a_worker_starts_again_by_itself_is_not_loaded_beside_that(wo
     assert len(await loads(world)) == 1
 
 
+async def test_a_load_on_a_certain_node_is_also_the_one_on_any_node(world: World) -> None:
+    await ready(world, "first", "second")
+    await world.loader.request("tiny", "first", "someone")
+    await loaded(world)
+    await world.loader.request("tiny", None, "someone")
+    assert len((await info_of(world)).kept) == 2
+    assert (await world.schedules.explain("tiny")).wanted == 1
+    await world.reconciler.step()
+    assert not await loads(world)
+
+
 async def test_a_load_that_was_cancelled_is_not_wanted_any_more(world: World) -> None:
     await ready(world, "first")
     operation_id = await world.loader.request("tiny", None, "someone")

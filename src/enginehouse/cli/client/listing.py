@@ -1,4 +1,4 @@
-"""Lists that arrive in pages."""
+"""Lists that arrive in pages, and the node that a list is narrowed to."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ def every_node(frontend: FrontendApi, timeout_seconds: float = REQUEST_SECONDS) 
         if len(page) != PAGE or len(found) == known:
             return list(found.values())
         path = f"{first}&after={segment(str(page[-1].get('id')))}"
+
+
+def must_exist(frontend: FrontendApi, node: str) -> None:
+    """Let the server refuse a name or id that no node has: an empty list would look like a node without anything."""
+    frontend.get(f"/api/nodes/{segment(node)}")

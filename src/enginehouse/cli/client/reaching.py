@@ -13,12 +13,13 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse import __version__
-from enginehouse.core.errors import EnginehouseError, Invalid
+from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
 from enginehouse.core.finding import Finding, clock_finding
 from enginehouse.link.client import FrontendClient
 
 CONNECT_SECONDS = 3.0
 NATS_PORT = 4222
+NATS_GREETING = b"INFO "
 
 
 class NodeRecord(Struct, frozen=True, kw_only=True):
@@ -35,6 +36,11 @@ def read_node_record(data: Path) -> NodeRecord | None:
         return msgspec.json.decode((data / "node.json").read_bytes(), type=NodeRecord)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def is_of_server(data: Path) -> bool:
+    """Whether a server made this data directory; that of a machine that has joined has a join token at most."""
+    return (data / "admin.token").exists()
 
 
 class WaitingRecord(Struct, frozen=True, kw_only=True):
@@ -78,6 +84,17 @@ def _readiness(client: FrontendClient, url: str) -> list[Finding]:
     return []
 
 
+def not_ready(client: FrontendClient) -> str:
+    """Why a server is not ready; "" if it is, or does not tell."""
+    try:
+        client.request("GET", "/readyz", None, object, timeout_seconds=CONNECT_SECONDS)
+    except Unavailable:
+        return _reasons(client.url)
+    except EnginehouseError:
+        pass  # what else is wrong is said by whoever asks for more
+    return ""
+
+
 def _reasons(url: str) -> str:
     import urllib.error
     import urllib.request
@@ -98,14 +115,15 @@ def reach_nats(url: str) -> list[Finding]:
     parts = urlsplit(url.partition(",")[0])
     host, port = parts.hostname or "", parts.port or NATS_PORT
     try:
-        with socket.create_connection((host, port), CONNECT_SECONDS):
-            return [Finding(area="nats", level="ok", message=f"NATS answers at {host}:{port}")]
+        connection = socket.create_connection((host, port), CONNECT_SECONDS)
     except OSError as error:
-        return [
-            Finding(
-                area="nats",
-                level="problem",
-                message=f"NATS is not reached at {host}:{port}: {error.strerror or error or 'no answer'}",
-                advice="Open this port on the server, or set --advertise-nats there; see docs/network.md",
-            )
-        ]
+        message = f"NATS is not reached at {host}:{port}: {error.strerror or error or 'no answer'}"
+        advice = "Open this port on the server, or set --advertise-nats there; see docs/network.md"
+        return [Finding(area="nats", level="problem", message=message, advice=advice)]
+    with connection, contextlib.suppress(OSError):
+        # A server that hangs is still connected to, by its machine; a server that runs speaks first.
+        if connection.recv(len(NATS_GREETING), socket.MSG_WAITALL) == NATS_GREETING:
+            return [Finding(area="nats", level="ok", message=f"NATS answers at {host}:{port}")]
+    message = f"what listens at {host}:{port} does not answer as NATS does"
+    advice = "Check that NATS runs there and does not hang: enginehouse logs nats, on the server"
+    return [Finding(area="nats", level="problem", message=message, advice=advice)]

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.cli.client.connect import connect, read
-from enginehouse.cli.client.reaching import NodeRecord, reach_nats, reach_server, read_node_record
+from enginehouse.cli.client.reaching import NodeRecord, is_of_server, reach_nats, reach_server, read_node_record
 from enginehouse.cli.options.shared import command, emit_json, given
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import Denied, EnginehouseError, NotFound, Unauthenticated, Unavailable
@@ -80,6 +80,8 @@ def _look_as_worker(record: NodeRecord | None, data: Path) -> list[Finding]:
         message = "no server is known here"
         advice = "Start one: enginehouse up. Or use one elsewhere: enginehouse login URL"
         return [Finding(area="server", level="note", message=message, advice=advice)]
+    if is_of_server(data):
+        return []  # it does not run, which is said already
     found = [one for url in record.frontends for one in reach_server(url)]
     found += reach_nats(record.nats_url) if record.nats_url else []
     return found if has_problem(found) else [*found, _reached_from_server(record, data)]
@@ -115,7 +117,9 @@ def _show(found: list[Finding], *, everything: bool) -> None:
         if one.level == "ok" and not everything and counts[one.area] > COLLAPSED:
             if one.area not in told:
                 told.add(one.area)
-                output.say_wrapped(f"{counts[one.area]} are all right", f"{marks['ok']:<{width}} {one.area:<9} ")
+                output.say_wrapped(
+                    f"{counts[one.area]} checks passed; --all shows each", f"{marks['ok']:<{width}} {one.area:<9} "
+                )
             continue
         output.say_wrapped(one.message, f"{marks[one.level]:<{width}} {one.area:<9} ")
         if one.advice and one.level != "ok":

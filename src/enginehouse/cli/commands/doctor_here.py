@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from enginehouse.cli.client.reaching import read_node_record, read_waiting_record
+from enginehouse.cli.client.reaching import is_of_server, read_node_record, read_waiting_record
 from enginehouse.core.capability import too_new
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.finding import Finding, disk_finding
@@ -53,7 +53,7 @@ def _ports(data: Path) -> list[Finding]:
 
 
 def _worker(data: Path) -> list[Finding]:
-    """Whether the worker of a machine that has joined a server runs."""
+    """Whether the worker of a machine that has joined a server runs, or the server with the worker of its own."""
     record, waiting = read_node_record(data), read_waiting_record(data)
     is_running = disk.is_locked(data / "worker.lock")
     if waiting is not None and is_running:
@@ -63,6 +63,9 @@ def _worker(data: Path) -> list[Finding]:
         return []
     if is_running:
         return [Finding(area="node", level="ok", message=f"the worker of {record.name} runs here")]
+    if is_of_server(data):
+        message, advice = f"the server of this machine ({data}) does not run", "Start it as before: enginehouse up"
+        return [Finding(area="server", level="problem", message=message, advice=advice)]
     message = f"the worker of {record.name} does not run here"
     advice = f"Start it: enginehouse join {','.join(record.frontends) or 'URL'} --name {record.name}"
     return [Finding(area="node", level="problem", message=message, advice=advice)]

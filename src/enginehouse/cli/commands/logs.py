@@ -21,7 +21,7 @@ from enginehouse.cli.client.selectors import checked_selectors, has_labels, sele
 from enginehouse.cli.options.shared import command, wants_json
 from enginehouse.cli.terminal import output
 from enginehouse.core.errors import EnginehouseError, Invalid, NotFound
-from enginehouse.core.name import check_model_name, check_name
+from enginehouse.core.name import check_model_name, check_name, shown
 from enginehouse.core.views import NodeView
 
 PROGRAMS = ("frontend", "nats")
@@ -125,7 +125,8 @@ def _of_model(word: str, nodes: list[NodeView]) -> list[_Source]:
             found.append(_Source(f"/api/nodes/{segment(node.id)}/logs/{segment(model)}", node.name))
     if not found:
         raise NotFound(
-            f"cannot find a running engine of {model}. If it ran before, name its node: enginehouse logs NODE {model}",
+            f"cannot find a running engine of {shown(model)}. If it ran before, name its node: "
+            f"enginehouse logs NODE {model}",
             param="model",
         )
     return found

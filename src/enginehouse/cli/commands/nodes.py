@@ -11,13 +11,12 @@ import click
 
 from enginehouse.cli.answers import RejectedNode
 from enginehouse.cli.client.connect import FrontendApi, connect, read, segment
-from enginehouse.cli.client.follow import exit_code_of, follow
 from enginehouse.cli.client.listing import every_node
 from enginehouse.cli.client.selectors import checked_selectors, has_labels, selector_option
+from enginehouse.cli.client.several import before, emit_answers, emit_each, for_each, raise_refused
 from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.commands.nodes_add import add
-from enginehouse.cli.commands.ops import finish
-from enginehouse.cli.options.durations import DURATION
+from enginehouse.cli.commands.nodes_drain import drain
 from enginehouse.cli.options.shared import (
     NO_SERVER,
     command,
@@ -25,7 +24,6 @@ from enginehouse.cli.options.shared import (
     emit_json,
     given,
     group,
-    no_follow_option,
     wants_json,
 )
 from enginehouse.cli.terminal import output
@@ -41,7 +39,6 @@ from enginehouse.settings.programs import UpSettings, load
 
 JOIN_SECONDS = 20.0  # a worker that has been pending for long asks every fifteen seconds, then connects
 LOOK_SECONDS = 0.2
-NOT_YET_SAFE = 3  # the exit code of a drain that did not end in time: a part of it is done
 
 
 @group("nodes", examples=("enginehouse nodes list", "enginehouse nodes add", "enginehouse nodes approve attic"))
@@ -141,11 +138,14 @@ def approve(nodes: tuple[str, ...], fingerprint: str, no_wait: bool) -> None:
         raise click.UsageError("--fingerprint is that of one machine: name one node")
     frontend = connect()
     wanted = [_with_key(frontend, check_name(node, "node"), fingerprint) for node in nodes]
+    if len(wanted) > 1:
+        before(frontend, wanted)
     body = {"fingerprint": fingerprint} if fingerprint else None
-    answers = [frontend.post(f"/api/nodes/{segment(node)}/approve", body) for node in wanted]
+    answers, refused = for_each(wanted, lambda node: frontend.post(f"/api/nodes/{segment(node)}/approve", body))
     deadline = time.monotonic() + (0.0 if no_wait else JOIN_SECONDS)
-    for answer in answers:
-        _wait_for(frontend, answer, deadline, no_wait=no_wait)
+    approved = [_wait_for(frontend, answer, deadline, no_wait=no_wait) for answer in answers]
+    emit_answers(approved, is_list=len(nodes) > 1)
+    raise_refused(refused)
 
 
 def _with_key(frontend: FrontendApi, node: str, fingerprint: str) -> str:
@@ -167,14 +167,14 @@ def _with_key(frontend: FrontendApi, node: str, fingerprint: str) -> str:
     return found[0].id if found else node
 
 
-def _wait_for(frontend: FrontendApi, answer: object, deadline: float, *, no_wait: bool) -> None:
+def _wait_for(frontend: FrontendApi, answer: object, deadline: float, *, no_wait: bool) -> object:
     found = read(answer, NodeView)
     while found.status != "healthy" and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         answer = frontend.get(f"/api/nodes/{segment(found.id)}")
         found = read(answer, NodeView)
-    if emit_json(answer):
-        return
+    if wants_json():
+        return answer
     has_joined = found.status == "healthy"
     output.say(f"approved {found.name}" + ("; it has joined" if has_joined and not no_wait else ""))
     if not has_joined and not no_wait:
@@ -182,6 +182,7 @@ def _wait_for(frontend: FrontendApi, answer: object, deadline: float, *, no_wait
             f"{found.name} has not joined within {JOIN_SECONDS:.0f} s (heard {heard(found.heartbeat_age_seconds)}): "
             "its operations wait until then. Check that its worker is running"
         )
+    return answer
 
 
 @command(
@@ -212,64 +213,15 @@ def reject(nodes: tuple[str, ...], undo: bool, is_list: bool) -> None:
         return
     if not nodes:
         raise click.UsageError("name a node, or give --list")
-    for node in nodes:
+
+    def change(node: str) -> tuple[object, str]:
         if undo:
-            emit(frontend.delete(f"/api/nodes/rejected/{segment(node)}"), f"{node} may ask to join again")
-        else:
-            answer = frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/reject")
-            emit(answer, f"rejected {node}")
+            return frontend.delete(f"/api/nodes/rejected/{segment(node)}"), f"{node} may ask to join again"
+        return frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/reject"), f"rejected {node}"
 
-
-@command(
-    "drain",
-    examples=(
-        "enginehouse nodes drain attic",
-        "enginehouse nodes drain attic cellar",
-        "enginehouse nodes drain attic --wait 2m",
-    ),
-)
-@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
-@click.option(
-    "--wait",
-    "wait_seconds",
-    type=DURATION,
-    metavar="DURATION",
-    help="Wait so long at most until it is safe to stop; exit with 3 if it is not by then.",
-)
-@no_follow_option
-def drain(nodes: tuple[str, ...], wait_seconds: float | None, no_follow: bool) -> int:
-    """Give each NODE no more work and stop its replicas, until it is safe to stop its machine.
-
-    Replicas stop when their answers have ended. Models that have no other replica are loaded on another node first.
-    Operations for NODE wait until `enginehouse nodes resume`. A node that is away is drained when it returns; without
-    --wait the command does not wait for that.
-    """
-    if no_follow and wait_seconds is not None:
-        raise click.UsageError("--wait and --no-follow exclude each other")
-    frontend = connect()
-    names = [check_name(node, "node") for node in nodes]
-    # All are requested before the first is followed, so that no model moves to a node that is drained next.
-    answers = [frontend.request("POST", f"/api/nodes/{segment(name)}/drain") for name in names]
-    deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
-    codes = [_follow_drain(frontend, answer, deadline, wait_seconds, no_follow=no_follow) for answer in answers]
-    failed = [code for code in codes if code not in (0, NOT_YET_SAFE)]
-    return failed[0] if failed else max(codes)
-
-
-def _follow_drain(
-    frontend: FrontendApi, answer: object, deadline: float | None, wait_seconds: float | None, *, no_follow: bool
-) -> int:
-    if no_follow:
-        return finish(frontend, answer, no_follow=True)
-    left_seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
-    ended = follow(frontend, answer, limit_seconds=left_seconds)
-    if ended.status == "succeeded" and not wants_json():
-        output.say(f"{ended.name} is drained and safe to stop")
-    if wait_seconds is not None and not ended.has_ended:
-        left = f"see it with `enginehouse ops follow {ended.jobID}`"
-        output.remark(f"{ended.name} is not safe to stop after {wait_seconds:g} s; the drain goes on, {left}")
-        return NOT_YET_SAFE
-    return exit_code_of(ended)
+    if len(nodes) > 1 and not undo:
+        before(frontend, nodes)
+    emit_each(nodes, change)
 
 
 @command("resume", examples=("enginehouse nodes resume attic", "enginehouse nodes resume attic cellar"))
@@ -277,8 +229,13 @@ def _follow_drain(
 def resume(nodes: tuple[str, ...]) -> None:
     """Give each drained NODE work again."""
     frontend = connect()
-    for node in nodes:
-        emit(frontend.post(f"/api/nodes/{segment(check_name(node, 'node'))}/resume"), f"resumed {node}")
+    were = before(frontend, nodes)
+
+    def change(node: str) -> tuple[object, str]:
+        answer = frontend.post(f"/api/nodes/{segment(node)}/resume")
+        return answer, f"resumed {node}" if were[node].drained else f"= {node} was not drained"
+
+    emit_each(were, change)
 
 
 @command("remove", examples=("enginehouse nodes remove attic", "enginehouse nodes remove attic cellar --force"))
@@ -291,8 +248,13 @@ def remove(nodes: tuple[str, ...], force: bool) -> None:
     pending. The name stays in the history.
     """
     frontend, query = connect(), "?force=true" if force else ""
-    for node in nodes:
-        emit(frontend.delete(f"/api/nodes/{segment(check_name(node, 'node'))}{query}"), f"removed {node}")
+    if len(nodes) > 1:
+        before(frontend, nodes)
+
+    def change(node: str) -> tuple[object, str]:
+        return frontend.delete(f"/api/nodes/{segment(check_name(node, 'node'))}{query}"), f"removed {node}"
+
+    emit_each(nodes, change)
 
 
 @command("key", meanings=NO_SERVER, examples=("enginehouse nodes key",))
@@ -322,6 +284,7 @@ def label(node: str, labels: tuple[str, ...]) -> None:
         if not sign and not (key.endswith("-") and key != "-"):
             raise Invalid(f"cannot read the label {key!r}: write KEY=VALUE, or KEY- to remove it", param="labels")
     wanted = {key: value for key, sign, value in pairs if sign}
+    was = frontend.get(path)
     if wanted:
         frontend.request("PATCH", path, wanted)
     for key, sign, _ in pairs:
@@ -329,7 +292,7 @@ def label(node: str, labels: tuple[str, ...]) -> None:
             frontend.delete(f"{path}/{segment(key[:-1])}")
     answer = frontend.get(path)
     shown = ", ".join(f"{key}={value}" for key, value in sorted(read(answer, dict[str, str]).items()))
-    emit(answer, f"labels of {node}: {shown or 'none'}")
+    emit(answer, f"{'= ' if answer == was else ''}labels of {node}: {shown or 'none'}")
 
 
 def _installed(backend: InstalledBackend) -> str:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from enginehouse.cli.answers import OperationPage
 from enginehouse.cli.client.connect import FrontendApi, connect, read
-from enginehouse.cli.client.listing import every_node
+from enginehouse.cli.client.listing import every_node, must_exist
 from enginehouse.cli.client.selectors import checked_selectors, has_labels, selector_option
 from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.options.shared import command, emit_json
@@ -48,6 +48,8 @@ def entry(node: str | None, selectors: tuple[str, ...]) -> None:
     nodes = {one.id: one for one in read(every_node(frontend), tuple[NodeView, ...])}
     within = {one.id for one in nodes.values() if node in (None, one.name, one.id) and has_labels(one.labels, wanted)}
     found = [one for one in _processes(frontend, nodes.values()) if one.node_id in within]
+    if node is not None and not within:
+        must_exist(frontend, node)
     found.sort(key=lambda one: (one.node_name, one.model, one.slot if one.slot is not None else -1))
     if emit_json(found):
         return

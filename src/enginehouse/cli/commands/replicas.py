@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from enginehouse.cli.client.connect import connect, read
+from enginehouse.cli.client.listing import must_exist
 from enginehouse.cli.client.selectors import selected_nodes, selector_option
 from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.options.shared import command, emit_json, group
@@ -45,6 +46,8 @@ def list_replicas(model: str | None, node: str | None, selectors: tuple[str, ...
         and node in (None, one.node_name, one.node_id)
         and (within is None or one.node_id in within)
     ]
+    if node is not None and not found:
+        must_exist(frontend, node)
     # Fields that this version does not know are printed too, unless something was left out.
     if emit_json(answer if len(found) == len(listed) else found):
         return

@@ -159,7 +159,7 @@ def _unit_of(program: str, flags: dict[str, Any], units: UnitSystem, user: str) 
         raise Invalid("cannot run a service as another user: only root can", code="invalid_setting", param="run-as")
     data, origins = settings.data, origins_of(kind, asked, os.environ)
     secret = secret_fields(kind) & set(flags)
-    argv = [sys.executable, "-m", "enginehouse", program, "--data", str(data)]
+    argv = [*_own_command(), program, "--data", str(data)]
     if isinstance(settings, WorkerSettings):
         argv += ["--url", settings.url]
     argv += words_of(click.get_current_context().command, flags, without=secret)
@@ -177,6 +177,16 @@ def _unit_of(program: str, flags: dict[str, Any], units: UnitSystem, user: str) 
         user=user,
     )
     return unit, variables, settings.token if isinstance(settings, WorkerSettings) else ""
+
+
+def _own_command() -> list[str]:
+    """This program as a service starts it: by the command that the join script keeps, which leads to the newest of the
+    versions beside each other, so that no upgrade takes the program of a service away.
+    """
+    kept, own = (Path(place, "bin", "enginehouse") for place in (Path(sys.prefix).parent, sys.prefix))
+    if kept.is_symlink() and kept.resolve() == own.resolve():
+        return [str(kept)]
+    return [sys.executable, "-m", "enginehouse"]
 
 
 def _load(program: str, asked: dict[str, Any]) -> UpSettings | FrontendSettings | WorkerSettings:

@@ -15,6 +15,7 @@ import msgspec
 
 from enginehouse.cli.client.connect import FrontendApi, connect
 from enginehouse.cli.client.live import LiveCluster
+from enginehouse.cli.client.reaching import not_ready
 from enginehouse.cli.client.watching import watchable
 from enginehouse.cli.options.shared import command, emit_json
 from enginehouse.cli.terminal import fleet_words as words
@@ -37,7 +38,7 @@ def entry() -> None:
     """Show what is so and what needs you, on one screen, with the command for each."""
     frontend = connect()
     state, at = read_state(frontend), time.monotonic()
-    needs = words.needs(state, at)
+    needs = [*_of_server(frontend), *words.needs(state, at)]
     if emit_json(_document(frontend, state, needs, at)):
         return
     _say(" · ".join(words.truth(state, at)))
@@ -54,6 +55,14 @@ def entry() -> None:
     _more(len(needs), "things; see `enginehouse top`")
     _show_nodes(state, at)
     _show_operations(state)
+
+
+def _of_server(frontend: FrontendApi) -> list[words.Need]:
+    reasons = not_ready(frontend.client)
+    if not reasons:
+        return []
+    sentence = f"The server is not ready: {reasons}"
+    return [words.Need(kind="server", id="", sentence=sentence, command="enginehouse doctor")]
 
 
 def read_state(frontend: FrontendApi) -> FleetState:

@@ -149,6 +149,8 @@ def make_token(role: str, name: str, more: dict[str, object]) -> None:
 
 def show_tokens(role: str) -> None:
     answer = connect().get("/api/tokens")
+    if role and isinstance(answer, list):
+        answer = [one for one in answer if one.get("role") == role]
     if emit_json(answer):
         return
     rows = [
@@ -163,7 +165,6 @@ def show_tokens(role: str) -> None:
             _limits_of(one),
         )
         for one in read(answer, tuple[ListedToken, ...])
-        if role in ("", one.role)
     ]
     columns = ("ID", "ROLE", "NAME", "FOR NODE", "AGE", "LAST USED", "EXPIRES", "LIMITS")
     # On a terminal the id would wrap the lines; it is needed only where two tokens have one name.

@@ -122,7 +122,7 @@ def _greeting(greet: Callable[[Welcome], None]) -> Callable[[Welcome], None]:
 
 def _greet_people(welcome: Welcome, *, is_detached: bool = False, log: str = "") -> None:
     if welcome.is_open:
-        hints = [f"(on a machine with Python 3.11; it asks for the token in {welcome.join_token_file})"]
+        hints = [f"(on a machine with Python 3.11 or newer; it asks for the token in {welcome.join_token_file})"]
         hints += [f"sha256 of join.sh: {welcome.join_sha256}"] if welcome.join_sha256 else []
     else:
         hints = ["(here with another --data; for other machines: up --host 0.0.0.0)"]

@@ -1,4 +1,4 @@
-"""Names of nodes, models, backends and operations for the shell's completion, asked of the server.
+"""Names of nodes, models, backends and operations for the shell's completion and for hints, asked of the server.
 
 A completion must be quick and must not write anything: without a server, without a right, or after a moment there are
 no names.
@@ -13,7 +13,8 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
-from enginehouse.core.errors import EnginehouseError
+from enginehouse.cli.options.other_words import nearest
+from enginehouse.core.errors import EnginehouseError, NotFound
 
 ANSWER_SECONDS = 1.5  # somebody waits at a prompt
 # What each kind of name is asked of, and the field of an item that has the name.
@@ -38,6 +39,7 @@ _BY_PARAMETER = {
     "context_name": "context",
     "words": "log",
 }
+_HINTED = frozenset({"node", "model", "installed", "available", "token", "context", "log"})  # ids are no words
 # What `name` and `names` mean depends on the command.
 _BY_COMMAND = (
     ("enginehouse backends install", "available"),
@@ -75,6 +77,20 @@ def complete_names(parameter: click.Parameter) -> None:
     """Let the shell complete a parameter that names something; what it accepts stays the same."""
     if type(parameter.type) is StringParamType and parameter.name in {*_BY_PARAMETER, "name", "names"}:
         parameter.type = LiveName()
+
+
+def add_hint(context: click.Context, error: NotFound) -> None:
+    """Add the names that the server has and that may have been meant by the one which the error quotes."""
+    for parameter in context.command.params:
+        kind = kind_of(context.command_path, parameter.name or "") if isinstance(parameter.type, LiveName) else ""
+        if kind not in _HINTED:
+            continue
+        given = context.params.get(parameter.name or "") or ()
+        for word in (given,) if isinstance(given, str) else given:
+            if repr(word) in error.message:
+                near = [repr(one) for one in nearest(word, _names(kind)) if one != word]
+                error.message += f". Did you mean {' or '.join(near)}?" if near else ""
+                return
 
 
 def _names(kind: str) -> list[str]:

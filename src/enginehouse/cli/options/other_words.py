@@ -60,11 +60,16 @@ def meant(word: str, commands: Iterable[str]) -> str | None:
 
 def hint(word: str, path: str, commands: Sequence[str]) -> str:
     """A question with the commands of the group at `path` that `word` may mean; "" if there is none."""
-    import difflib
-
     elsewhere = ELSEWHERE.get(word, "") if path == "enginehouse" else ""
     if elsewhere.partition(" ")[0] in commands:
         return f"Did you mean `{path} {elsewhere}`?"
-    near = difflib.get_close_matches(word, commands, n=MAX_HINTS, cutoff=0.6)
-    near = near or [one for one in commands if len(word) > 1 and one.startswith(word)][:MAX_HINTS]
-    return f"Did you mean {' or '.join(f'`{path} {one}`' for one in near)}?" if near else ""
+    meant_ones = nearest(word, commands)
+    return f"Did you mean {' or '.join(f'`{path} {one}`' for one in meant_ones)}?" if meant_ones else ""
+
+
+def nearest(word: str, known: Sequence[str]) -> list[str]:
+    """What `word` may be a misspelling or the beginning of, nearest first."""
+    import difflib
+
+    near = difflib.get_close_matches(word, known, n=MAX_HINTS, cutoff=0.6)
+    return near or [one for one in known if len(word) > 1 and one.startswith(word)][:MAX_HINTS]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from enginehouse.cli.options import live_names, other_words
-from enginehouse.core.errors import Invalid
+from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.settings.descriptions import DESCRIPTIONS
 
 # Help texts of shared options for commands where they mean something else; "" hides an option without a meaning.
@@ -187,7 +187,12 @@ class _WithExamples(click.Command):
 
 
 class CliCommand(_WithExamples):
-    pass
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NotFound as error:
+            live_names.add_hint(ctx, error)
+            raise
 
 
 class CliGroup(_WithExamples, click.Group):

@@ -24,7 +24,7 @@ NEARLY_FULL = 0.05  # free, of a disk
 _NODES = {"healthy": "●", "unhealthy": "◔", "offline": "◌"}
 _UNREACHED = "{} sends heartbeats, but commands do not reach it. Check that it reaches the port of NATS."
 
-Kind = Literal["node", "operation", "model", "backend"]
+Kind = Literal["server", "node", "operation", "model", "backend"]
 
 _KINDS = {
     "install": "Install",

@@ -21,8 +21,9 @@ from enginehouse.core.views import NodeRow, OperationView
 LINE_SECONDS = 2.0
 
 # Remarks of workers on a success that may be unexpected.
-_NOTES = {"already_absent": " (it was not there)"}
+ABSENT = "already_absent"  # the note of a removal that had nothing to remove
 _CANNOT = re.compile(r"^cannot [^:;.]{1,80}: (it )?")
+_RETRIED = re.compile(r"; [^;]*\bretried automatically$")
 _PHASES = {"": "working", "resolving": "looking up", "extracting": "unpacking"}
 
 
@@ -125,6 +126,9 @@ def ending_lines(operation: OperationView) -> Iterator[str]:
         if row.status == "success" and row.note.startswith(ALREADY):
             yield f"= {row.node_name}: {row.action.partition(' ')[2] or row.action} is {output.shortened(row.note)}"
             continue
+        if row.status == "success" and row.note == ABSENT:
+            yield f"= {subject(row)}: it was not there"
+            continue
         mark = marks.get(row.status, "…") if fancy else plain.get(row.status, "...")
         end = _end_of(row) if row.status == "success" else f": {describe(row, row.due_in_seconds)}"
         yield f"{mark} {subject(row)}{end}"
@@ -137,8 +141,6 @@ def ending_lines(operation: OperationView) -> Iterator[str]:
 
 def _end_of(row: NodeRow) -> str:
     """What a success changed, as its worker says it."""
-    if row.note in _NOTES:
-        return _NOTES[row.note]
     return f" {output.shortened(row.note)}" if row.note.startswith(("from ", "now ")) else ""
 
 
@@ -163,8 +165,10 @@ def brief(operation: OperationView) -> str:
 
 
 def _bare(reason: str) -> str:
-    """A reason without the "cannot start tiny-chat: " that the first column says already."""
-    return _CANNOT.sub("", reason)
+    """A reason without the "cannot start tiny-chat: " that the first column says already, and without the promise to
+    try again, which the number of the next try keeps.
+    """
+    return _RETRIED.sub("", _CANNOT.sub("", reason))
 
 
 def canary_lines(operation: OperationView) -> Iterator[str]:

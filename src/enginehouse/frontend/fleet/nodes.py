@@ -223,7 +223,11 @@ class Nodes:
             named = nodes.by_name(connection, request.name)
             known = find_known(request.name, request.public_key, request.address, origin, named)
             if gone_nodes.is_rejected(connection, request.public_key):
-                raise Denied(f"cannot register {request.name}: an operator has rejected this machine", code="rejected")
+                raise Denied(
+                    f"cannot register {request.name}: an operator has rejected this machine. On the server, "
+                    f"`enginehouse nodes reject {request.name} --undo` lets it ask again",
+                    code="rejected",
+                )
             if not is_invited and not self._is_welcome(request, known):
                 raise uninvited(request.name)
             at = self._take_challenge(connection, request, known, now) if request.public_key else 0.0

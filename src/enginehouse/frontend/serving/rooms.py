@@ -199,7 +199,7 @@ def least_wanted(fleet: Fleet, model: str) -> int:
     schedule, info = fleet.schedules.get(model), fleet.infos.get(model)
     if schedule is not None and schedule.spread_all:
         return len(fleet.nodes)
-    return max(schedule.min_replicas if schedule is not None else 0, len(info.kept) if info is not None else 0)
+    return max(schedule.min_replicas if schedule is not None else 0, info.kept_replicas if info is not None else 0)
 
 
 def _neighbours(connection: Connection, fleet: Fleet, model: Model) -> dict[NodeId, list[str]]:

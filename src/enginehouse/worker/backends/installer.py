@@ -340,8 +340,8 @@ class Installer:
             free = disk.free_bytes(self._trees.backends)
         if free < wanted:
             raise Unavailable(
-                f"cannot install {directory}: it needs {needed_bytes // 2**20 + 1} MiB and "
-                f"{free // 2**20} MiB are free; free some space, it is retried automatically",
+                f"cannot install {directory}: it needs {needed_bytes // 2**20 + 1} MiB, "
+                f"{free // 2**20} MiB free; free some space, it is retried automatically",
                 code="insufficient_disk",
             )
 
