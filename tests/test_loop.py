@@ -90,3 +90,22 @@ async def test_a_step_that_takes_long_is_followed_by_a_rest_however_often_it_is_
         await done.wait()
         running.cancel()
     assert time.perf_counter() - began >= took * steps + rests * took * (steps - 1)
+
+
+async def test_two_steps_are_so_far_apart_however_often_the_loop_is_woken() -> None:
+    spacing, steps = 0.05, 4
+    begun: list[float] = []
+    done = asyncio.Event()
+
+    async def step() -> None:
+        begun.append(time.perf_counter())
+        loop.wake()
+        if len(begun) == steps:
+            done.set()
+
+    loop = Loop("woken", step, 60.0, spacing_seconds=spacing)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        running = group.create_task(loop.run())
+        await done.wait()
+        running.cancel()
+    assert begun[-1] - begun[0] >= spacing * (steps - 1) * 0.99

@@ -117,8 +117,9 @@ from enginehouse.frontend.serving.replica_views import ReplicaViews
 from enginehouse.frontend.serving.router import Router
 from enginehouse.frontend.serving.schedules import Schedules
 from enginehouse.frontend.serving.uploads import STEP_SECONDS as UPLOADS_SECONDS
-from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS, Board
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, HINTED_SECONDS, PUBLISH_SECONDS, Board
 from enginehouse.frontend.watching.events import Events
+from enginehouse.frontend.watching.hints import HINT_SECONDS, ChangeHints
 from enginehouse.frontend.watching.pulse import PULSE_SECONDS, Pulse
 from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.frontend.watching.summaries import Summaries
@@ -142,6 +143,7 @@ class Frontend(Struct, frozen=True, kw_only=True):
     store: Store
     board: Board
     events: Events
+    hints: ChangeHints
     keys: Keys
     nodes: Nodes
     acceptance: Acceptance
@@ -215,6 +217,7 @@ async def run(settings: FrontendSettings) -> int:
     await frontend.poller.listen(bus)
     await frontend.proofs.listen()
     await frontend.counts.listen()
+    await frontend.hints.listen()
     if frontend.carrier is not None:
         await frontend.carrier.listen()
     wakes.loops = make_loops(settings, frontend)
@@ -282,6 +285,8 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     limits = _silence_limits(settings)
     board = Board(store, events, clock, limits)
     board.on_nodes_changed(wakes.of("route", "dispatch", "reconcile"))
+    hints = ChangeHints(bus, owner, wakes.of("catch-up"))
+    board.on_own_changes(hints.note)
     nodes = _nodes(settings, outside, board, wakes)
     loader = make_loader(outside, board, wakes, lease)
     tokens = make_tokens(store, outside.localai)
@@ -313,6 +318,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         store=store,
         board=board,
         events=events,
+        hints=hints,
         keys=keys,
         access=make_access(settings, outside, keys, RateLimits(store, keys.now, wakes.of("rates"))),
         nodes=nodes,
@@ -410,7 +416,8 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("revoke", frontend.bus_credentials.step, REVOKING_SECONDS, is_housekeeping=True),
         Loop("publish", frontend.board.step, PUBLISH_SECONDS),
         Loop("publish-models", frontend.models.step, CATCH_UP_SECONDS),
-        Loop("catch-up", frontend.board.catch_up_step, CATCH_UP_SECONDS),
+        Loop("catch-up", frontend.board.catch_up_step, CATCH_UP_SECONDS, spacing_seconds=HINTED_SECONDS),
+        Loop("hint", frontend.hints.step, HINT_SECONDS),
         Loop("galleries", frontend.galleries.step, STEP_SECONDS, is_housekeeping=True),
         Loop("model-galleries", frontend.model_rows.catalogue.step, STEP_SECONDS, is_housekeeping=True),
         Loop("uploads", frontend.model_rows.uploads.step, UPLOADS_SECONDS, is_housekeeping=True),

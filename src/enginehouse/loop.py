@@ -34,9 +34,11 @@ class Loop:
         first_seconds: float = 0.0,
         is_housekeeping: bool = False,
         rests: float = 0.0,
+        spacing_seconds: float = 0.0,
     ) -> None:
         """`rests`: how many times as long as a step took the loop rests after it, whoever wakes it. The cost of a step
-        that reads all of something is then bounded by this share, however often it changes.
+        that reads all of something is then bounded by this share, however often it changes. `spacing_seconds`: the
+        least time between the beginnings of two steps, whoever wakes the loop.
         """
         self.name = name
         self._is_housekeeping = is_housekeeping
@@ -45,6 +47,7 @@ class Loop:
         self._interval_seconds = interval_seconds
         self._first_seconds = first_seconds
         self._rests = rests
+        self._spacing_seconds = spacing_seconds
         self._woken = asyncio.Event()
 
     @property
@@ -84,7 +87,8 @@ class Loop:
                 pause -= slept
             else:
                 self.failures = 0
-                rest = min(pause, self._rests * (asyncio.get_running_loop().time() - began))
+                took = asyncio.get_running_loop().time() - began
+                rest = min(pause, max(self._rests * took, self._spacing_seconds - took))
                 if rest > 0:
                     await asyncio.sleep(rest)
                     pause -= rest

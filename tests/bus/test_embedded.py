@@ -86,7 +86,7 @@ def test_a_workers_credential_allows_its_own_commands_progress_and_answers(tmp_p
 def test_a_frontend_may_say_every_command_of_the_wire_and_progress_of_its_own_and_nothing_else() -> None:
     permissions = subjects.frontend_permissions()
     commands = {subjects.node_subject(NodeId("ID"), verb).replace("ID", "*") for verb in subjects.WORKER_SUBJECTS}
-    assert set(permissions.publish) == {*commands, subjects.ALL_PROGRESS, subjects.ALL_IN_FLIGHT}
+    assert set(permissions.publish) == {*commands, subjects.ALL_PROGRESS, subjects.ALL_IN_FLIGHT, subjects.ALL_CHANGED}
     assert subjects.ALL_PROGRESS in permissions.subscribe
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from sqlalchemy import event
-from tests.frontend.world import World
+from tests.frontend.world import Time, World
 
 from enginehouse.store.db import Connection
 
@@ -65,6 +65,45 @@ async def test_routes_models_and_passes_read_no_node_without_replicas(world: Wor
     assert statements
     # A checksum over all nodes is one row.
     assert not [one for one in statements if "FROM nodes" in one and not one.startswith("SELECT count(*)")]
+
+
+async def test_where_nothing_waits_the_dispatcher_asks_only_that(world: World) -> None:
+    await world.join_many("a", "b", "c")
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(" ".join(statement.split()))
+
+    event.listen(world.store._engine, "before_cursor_execute", note)
+    try:
+        await world.dispatcher.step()
+        assert len(statements) <= 3, statements  # it begins, asks for the time, and asks
+        await world.install("a")
+        statements.clear()
+        await world.dispatcher.step()
+        assert len(statements) > 3
+    finally:
+        event.remove(world.store._engine, "before_cursor_execute", note)
+    assert len(world.bus.take()) == 1
+
+
+async def test_where_nothing_changed_other_frontends_ask_only_that(world: World, time: Time) -> None:
+    await world.join_many("a", "b", "c")
+    await world.board.catch_up_step()
+    time.passed += 60
+    await world.board.catch_up_step()
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(" ".join(statement.split()))
+
+    engine = world.store._reading.engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        await world.board.catch_up_step()
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    assert len(statements) <= 3, statements  # it begins, asks for the time, and asks
 
 
 async def test_a_node_of_localais_is_planned_for_in_one_transaction(world: World, transactions: list[T]) -> None:

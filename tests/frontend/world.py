@@ -180,7 +180,8 @@ class World:
             made.labels,
             made.counts,
         )
-        made.reports.heartbeats.gather_seconds = 0.0
+        for shared in (made.reports.transactions, made.reports.heartbeats.transactions):
+            shared.gather_seconds = 0.0
         self.wakes.loops["dispatch"] = Loop("dispatch", self.dispatcher.step, 60.0)  # never run: `woken` looks at it
 
     @property
@@ -266,10 +267,13 @@ class World:
 
     async def reply(self, intent: Intent, outcome: Outcome | None, *, attempt: int | None = None) -> None:
         """A worker's answer to an attempt (None: nobody listens there), and what the frontend makes of it."""
+        self.bus.deliver(self.reply_to(intent, outcome, attempt=attempt))
+        await self.collector.replies_step()
+
+    def reply_to(self, intent: Intent, outcome: Outcome | None, *, attempt: int | None = None) -> Message:
         subject = subjects.reply_subject(intent.node_id, intent.id, intent.attempt if attempt is None else attempt)
         payload = b"" if outcome is None else wire.encode(wire.AnyReply(outcome=outcome))
-        self.bus.deliver(Message(subject, payload, no_responders=outcome is None))
-        await self.collector.replies_step()
+        return Message(subject, payload, no_responders=outcome is None)
 
     def progress(self, intent: Intent, progress: Progress, *, node_id: str | None = None) -> None:
         sender = node_id or intent.node_id

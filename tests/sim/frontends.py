@@ -31,7 +31,8 @@ from enginehouse.core.model import Model, ModelFile
 from enginehouse.frontend.delivery.collector import LATE_SECONDS
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.operations.targets import use_last_reports
-from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, PUBLISH_SECONDS
+from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, HINTED_SECONDS, PUBLISH_SECONDS
+from enginehouse.frontend.watching.hints import HINT_SECONDS
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.loop import Loop, Wakes
 from enginehouse.settings.programs import FrontendSettings
@@ -120,6 +121,7 @@ class SimFrontend:
     async def _listen(self, objects: Frontend, bus: SimBus) -> None:
         await objects.collector.listen(bus)
         await objects.poller.listen(bus)
+        await objects.hints.listen()
 
     def _build(self, bus: SimBus) -> tuple[Frontend, dict[str, Loop]]:
         world, wakes = self._world, Wakes()
@@ -158,7 +160,8 @@ class SimFrontend:
             Loop("write-progress", collector.write_progress_step, WRITE_SECONDS),
             Loop("health", made.nodes.step, HEALTH_SECONDS),
             Loop("publish", board.step, PUBLISH_SECONDS),
-            Loop("catch-up", self._only_news(board.catch_up_step), CATCH_UP_SECONDS),
+            Loop("catch-up", self._only_news(board.catch_up_step), CATCH_UP_SECONDS, spacing_seconds=HINTED_SECONDS),
+            Loop("hint", made.hints.step, HINT_SECONDS),
             Loop("hopeless", made.cancellation.hopeless_step, HOPELESS_SECONDS),
             Loop("load", self._while_steered(made.loader.step), LOAD_SECONDS),
             Loop("canary", self._while_open(made.canaries.step), CANARY_SECONDS),

@@ -150,6 +150,24 @@ async def test_reads_of_a_server_that_was_restarted_go_on(server: Server) -> Non
         store.close()
 
 
+@pytest.mark.parametrize("how", ["restarted", "ended by an administrator"])
+async def test_a_connection_that_the_server_has_ended_is_replaced_before_it_is_used(server: Server, how: str) -> None:
+    url = server.make_database()
+    store = await Store.open(url, LIMITS)
+    try:
+        await store.transaction(add("before"))
+        await store.read(names)
+        if how == "restarted":
+            server.stop()
+            server.start()
+        else:
+            server.tell("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
+        assert await store.transaction(names) == await store.read(names) == {"before"}, "at the first attempt"
+        assert not store.is_away
+    finally:
+        store.close()
+
+
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 async def test_a_read_that_was_given_up_frees_its_thread(server: Server, tmp_path: Path, dialect: str) -> None:
     """Its statement is ended, wherever it hangs."""

@@ -95,7 +95,7 @@ class EventRoutes:
             if only:
                 yield _HELLO
                 # Through the board, which never sends an older state after a newer one.
-                await self._board.operations_changed([only])
+                await self._board.show([only])
                 watcher.skip()  # its state now is that after the events so far
                 view = self._board.known(only) or await self._board.view(only)
                 yield _rendered(Event(0.0, "operation", only, msgspec.json.encode(view)))

@@ -40,9 +40,8 @@ class WorkerRoutes:
         self._heartbeat_seconds = heartbeat_seconds
         self._strangers = SignInLimit()
 
-    async def challenge(self, request: Request) -> Response:
-        now = None if _is_invited(request) else self._keys.now()
-        return json_response(ChallengeReply(challenge=await self._nodes.challenge(now)))
+    async def challenge(self, _request: Request) -> Response:
+        return json_response(ChallengeReply(challenge=await self._nodes.challenge(self._keys.now())))
 
     async def register(self, request: Request) -> Response:
         asked = await read_body(request, RegisterRequest)
@@ -59,12 +58,12 @@ class WorkerRoutes:
             registered = await self._nodes.register(asked, origin, is_invited=False)
             self._strangers.forgive(origin.host)
         node = registered.node
-        if not node.report.is_whole and not await self._credentials.is_refresh(node.id):
+        if node.is_localai and not await self._credentials.is_refresh(node.id):
             # A LocalAI worker: registering is its only sign that it was restarted.
             await self._reports.restarted(node.id)
         if not node.public_key:
             await self._learn(request, node.id)
-        await self._keys.read_node(node.id)  # the worker uses the new token right after this answer
+        self._keys.learn_node(node.id, node.name, registered.token)  # it is used right after this answer
         reply = RegisterReply(
             id=node.id,
             name=node.name,

@@ -132,6 +132,14 @@ def in_flight_subject(owner: str) -> str:
     return f"frontends.{token(owner)}.in_flight"
 
 
+ALL_CHANGED = "frontends.*.changed"
+
+
+def changed_subject(owner: str) -> str:
+    """Ours: one frontend has changed rows, and the others look at what they show."""
+    return f"frontends.{token(owner)}.changed"
+
+
 # Permissions -------------------------------------------------------------------------------------
 
 
@@ -163,6 +171,6 @@ def frontend_permissions() -> Permissions:
     """A frontend publishes commands to every node and subscribes to progress and replies; it never replies itself."""
     return Permissions(
         # Progress, too: of commands that a frontend carries out for one of LocalAI's workers.
-        publish=(*(f"nodes.*.{verb}" for verb in WORKER_SUBJECTS), ALL_PROGRESS, ALL_IN_FLIGHT),
-        subscribe=(ALL_PROGRESS, ALL_REPLIES, f"{POLLS}.>", ALL_IN_FLIGHT),
+        publish=(*(f"nodes.*.{verb}" for verb in WORKER_SUBJECTS), ALL_PROGRESS, ALL_IN_FLIGHT, ALL_CHANGED),
+        subscribe=(ALL_PROGRESS, ALL_REPLIES, f"{POLLS}.>", ALL_IN_FLIGHT, ALL_CHANGED),
     )

@@ -1,7 +1,7 @@
 """The key that signs the cluster's challenges, and the challenges that were used.
 
 Each challenge is valid once: the insert of its hash decides, in the transaction that accepts the registration. Expired
-rows are deleted with every use, so the table stays small.
+rows are deleted as often as they expire, so the table stays small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ def key(connection: Connection, new: bytes) -> bytes:
     return bytes.fromhex(cluster_values.get_or_put(connection, "challenge-key", new.hex()))
 
 
-def use(connection: Connection, challenge_hash: str, now: float, until: float) -> bool:
+def use(connection: Connection, challenge_hash: str, until: float) -> bool:
     """Mark the challenge as used; False if it was used before."""
-    connection.execute(_PRUNE, {"at": now})
     return insert_unless_there(connection, used_challenges, {"hash": challenge_hash, "until": until})
+
+
+def prune(connection: Connection, now: float) -> None:
+    """Delete those that are refused for their age anyway."""
+    connection.execute(_PRUNE, {"at": now})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import BindParameter, Select, bindparam, func, select, update
+from sqlalchemy import BindParameter, Select, bindparam, exists, func, or_, select, update
 
 from enginehouse.core.action import UnknownAction
 from enginehouse.core.ids import IntentId, NodeId
@@ -69,6 +69,20 @@ _PARKED = _locked(
     .join(nodes, nodes.c.id == intents.c.node_id)
     .where(intents.c.state == "running", nodes.c.health == "offline", intents.c.kind.in_(KNOWN_KINDS))
 )
+
+_ANY_TO_MOVE = select(
+    or_(
+        exists().where(intents.c.state.in_(("accepted", "waiting")), intents.c.due_at <= _NOW),
+        exists().where(intents.c.state == "running", intents.c.node_id == nodes.c.id, nodes.c.health == "offline"),
+    )
+)
+
+
+def is_any_to_move(connection: Connection, now: float) -> bool:
+    """Whether there may be an intent to claim or to park. In a cluster where nothing waits there is none, and to find
+    that out costs the same for any number of nodes.
+    """
+    return bool(connection.execute(_ANY_TO_MOVE, {"now": now}).scalar_one())
 
 
 def claim_due(connection: Connection, owner: str, now: float, lease_until: float, limit: int) -> list[Intent]:

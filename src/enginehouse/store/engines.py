@@ -7,6 +7,7 @@ refuses it. On both databases their transactions see one moment, wait for no wri
 
 from __future__ import annotations
 
+import select
 import sqlite3
 import threading
 import time
@@ -166,7 +167,7 @@ def _postgres(url: str, limits: StoreLimits, holding: Holding, threads: int, *, 
         pool_size=threads,
         max_overflow=0,
         pool_timeout=limits.answer_seconds,  # never reached: there are as many connections as threads
-        pool_pre_ping=True,  # a restarted server costs one extra round trip instead of a failed request
+        pool_pre_ping=True,  # a restarted server costs a new connection instead of a failed request
         connect_args={
             "connect_timeout": limits.connect_seconds,
             "keepalives_idle": KEEPALIVE_IDLE_SECONDS,
@@ -204,8 +205,19 @@ def _postgres(url: str, limits: StoreLimits, holding: Holding, threads: int, *, 
     def ping(connection: Any) -> bool:
         # The ping is the first statement on a pooled connection, and it may hang on a frozen server as well.
         holding.note(connection)
-        return really_ping(connection)
+        # A server that has ended a connection has said so on it. While it has said nothing, a ping would only cost
+        # every transaction a round trip.
+        return not _has_said_something(connection) or really_ping(connection)
 
     engine.dialect.do_ping = ping  # type: ignore[method-assign, assignment]
     event.listen(engine, "connect", prepare)
     return engine
+
+
+def _has_said_something(connection: psycopg.Connection) -> bool:
+    """Whether the server has sent something unasked on a connection, such as its end. A closed one counts."""
+    if connection.closed:
+        return True
+    ready = select.poll()
+    ready.register(connection.fileno(), select.POLLIN)
+    return bool(ready.poll(0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from msgspec import Struct
-from sqlalchemy import Select, bindparam, case, delete, func, not_, or_, select
+from sqlalchemy import Select, bindparam, case, delete, exists, func, not_, or_, select
 
 from enginehouse.core.ids import IntentId, OperationId
 from enginehouse.core.intent import OPEN, State
@@ -17,7 +17,7 @@ from enginehouse.core.operation import Operation
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import end_of, select_operations
 from enginehouse.store.rows import select_among
-from enginehouse.store.schema import intents, operation_intents, operations
+from enginehouse.store.schema import intents, nodes, operation_intents, operations
 
 
 def _with_intents(*conditions: object, is_wanted: bool = True) -> Select[tuple[str]]:
@@ -84,6 +84,22 @@ _TOUCHED = (
     .where(intents.c.updated_at >= bindparam("since"))
 )
 _CREATED = select(operations.c.id).where(operations.c.created_at >= bindparam("since"))
+
+
+_ANYTHING = select(
+    or_(
+        exists().where(intents.c.updated_at >= bindparam("since")),
+        exists().where(operations.c.created_at >= bindparam("since")),
+        exists().where(nodes.c.updated_at >= bindparam("since")),
+    ),
+    select(func.count()).select_from(nodes).scalar_subquery(),
+)
+
+
+def anything_since(connection: Connection, since: float) -> tuple[bool, int]:
+    """Whether an intent, an operation or a node changed since then, and how many nodes there are, in one statement."""
+    is_any, node_count = connection.execute(_ANYTHING, {"since": since}).one()
+    return bool(is_any), int(node_count)
 
 
 def revisions(connection: Connection, ids: Iterable[OperationId]) -> dict[OperationId, int]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -116,12 +116,15 @@ def of_generation(connection: Connection, node_id: NodeId, subject: str, generat
     return None if row is None else intent_of(row)
 
 
-def unanswered_generations(connection: Connection, node_id: NodeId, subjects: Iterable[str]) -> dict[str, int]:
-    """Per subject, the newest generation that was sent and given up without an answer from the worker.
+def unanswered_generations(
+    connection: Connection, node_ids: Collection[NodeId], subjects: Collection[str]
+) -> dict[tuple[NodeId, str], int]:
+    """Per node and subject, the newest generation that was sent and given up without an answer from the worker.
 
     Its message may still arrive, and the worker refuses it only if it has seen a newer generation.
     """
-    return {row.subject: row.newest for row in select_among(connection, _SHADOWED, subjects, at_node=node_id)}
+    rows = select_among(connection, _SHADOWED, node_ids, subjects=list(subjects)) if subjects else ()
+    return {(row.node_id, row.subject): row.newest for row in rows}
 
 
 def ended_since(connection: Connection, node_id: NodeId, subjects: Iterable[str], since: float) -> set[str]:
@@ -141,10 +144,10 @@ _ENDED_SINCE = select(intents.c.subject).where(
     intents.c.updated_at >= bindparam("since"),
 )
 _SHADOWED = (
-    select(intents.c.subject, func.max(intents.c.generation).label("newest"))
+    select(intents.c.node_id, intents.c.subject, func.max(intents.c.generation).label("newest"))
     .where(
-        intents.c.node_id == bindparam("at_node"),
-        intents.c.subject.in_(bindparam("ids", expanding=True)),
+        intents.c.node_id.in_(bindparam("ids", expanding=True)),
+        intents.c.subject.in_(bindparam("subjects", expanding=True)),
         or_(
             intents.c.state.in_(("superseded", "cancelled")),
             # Given up after too many presumed losses, but its message may still arrive.
@@ -152,20 +155,23 @@ _SHADOWED = (
         ),
         intents.c.attempt > 0,
     )
-    .group_by(intents.c.subject)
+    .group_by(intents.c.node_id, intents.c.subject)
 )
 
 
-_ENDED_AMONG = select(intents.c.id).where(
-    intents.c.node_id == bindparam("at_node"),
+_ENDED_AMONG = select(intents.c.id, intents.c.node_id).where(
     intents.c.id.in_(bindparam("ids", expanding=True)),
     intents.c.state.in_(("cancelled", "superseded")),
 )
 
 
-def ended_among(connection: Connection, node_id: NodeId, intent_ids: Iterable[IntentId]) -> tuple[IntentId, ...]:
-    """Return those of the node's intents that are cancelled or superseded."""
-    return tuple(row.id for row in select_among(connection, _ENDED_AMONG, intent_ids, at_node=node_id))
+def ended_among(
+    connection: Connection, by_node: Mapping[NodeId, Sequence[IntentId]]
+) -> dict[NodeId, tuple[IntentId, ...]]:
+    """Return those of these intents that are cancelled or superseded, each only at its own node."""
+    asked = {intent_id for some in by_node.values() for intent_id in some}
+    ended = {row.id: row.node_id for row in select_among(connection, _ENDED_AMONG, sorted(asked))}
+    return {node_id: tuple(one for one in some if ended.get(one) == node_id) for node_id, some in by_node.items()}
 
 
 _AT_WORK = (
@@ -177,6 +183,7 @@ _AT_WORK = (
     )
     .with_for_update(skip_locked=True)
 )
+_PROGRESS = msgspec.json.Decoder(Progress)
 _SET_PROGRESS = update(intents).where(intents.c.id == bindparam("row_id")).values(progress=bindparam("new_progress"))
 
 
@@ -186,8 +193,11 @@ def set_progress(connection: Connection, heard: Mapping[IntentId, Progress], own
     Only progress of the current attempt that is newer than the stored one is written. Every frontend receives all
     progress messages, so `owner` writes only for intents that it owns or whose lease has expired.
     """
+    newer: list[dict[str, object]] = []
     for row in select_among(connection, _AT_WORK, heard, by=owner, at=now):
-        known = None if row.progress is None else msgspec.json.decode(row.progress, type=Progress)
+        known = None if row.progress is None else _PROGRESS.decode(row.progress)
         progress = heard[row.id]
         if progress.attempt == row.attempt and is_newer(progress, known):
-            connection.execute(_SET_PROGRESS, {"row_id": row.id, "new_progress": text_of(progress)})
+            newer.append({"row_id": row.id, "new_progress": text_of(progress)})
+    if newer:
+        connection.execute(_SET_PROGRESS, newer)

@@ -186,22 +186,22 @@ def _values(sign: LivenessChange, now: float) -> dict[str, object]:
     return {"of_node": sign.node_id, "at": now, "now_has": text_of(sign.capacity)}
 
 
-def _set(connection: Connection, statement: Update, values: dict[str, object]) -> None:
-    """Change the row of a node. One that a frontend of the previous version added has none yet."""
-    if connection.execute(statement, values).rowcount == 0:
-        add(connection, NodeId(str(values["of_node"])), Capacity(), 0.0)
-        connection.execute(statement, values)
+def _set(connection: Connection, statement: Update, rows: Sequence[dict[str, object]]) -> None:
+    """Change the rows of nodes. One that a frontend of the previous version added has none yet."""
+    if connection.execute(statement, rows).rowcount == len(rows):
+        return
+    for row in rows:
+        add(connection, NodeId(str(row["of_node"])), Capacity(), 0.0)
+    connection.execute(statement, rows)
 
 
 def set_capacity(connection: Connection, node_id: NodeId, capacity: Capacity) -> None:
-    _set(connection, _SET_CAPACITY, {"of_node": node_id, "now_has": text_of(capacity)})
+    _set(connection, _SET_CAPACITY, [{"of_node": node_id, "now_has": text_of(capacity)}])
 
 
-def set_report(connection: Connection, node_id: NodeId, report: Report, digest: str) -> None:
-    """Note which report the node has now; `nodes` stores it."""
-    _set(
-        connection,
-        _SET_REPORT,
+def set_reports(connection: Connection, stored: Sequence[tuple[NodeId, Report, str]]) -> None:
+    """Note which reports, with which digests, nodes have now; `nodes` stores them."""
+    rows: list[dict[str, object]] = [
         {
             "of_node": node_id,
             "new_report_digest": digest,
@@ -210,8 +210,10 @@ def set_report(connection: Connection, node_id: NodeId, report: Report, digest: 
             "new_mark": report.mark,
             "new_running": len(report.running),
             "new_processes": len(report.replicas),
-        },
-    )
+        }
+        for node_id, report, digest in stored
+    ]
+    _set(connection, _SET_REPORT, rows)
 
 
 def _boot_id(report: Report) -> str:

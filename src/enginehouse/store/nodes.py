@@ -32,6 +32,7 @@ from enginehouse.store.schema import node_liveness, nodes
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _CAPACITY = msgspec.json.Decoder(Capacity)
 _REPORT = msgspec.json.Decoder(Report)
+_NO_REPORT = Report()
 _STRUCTURED = ("labels", "capacity", "report")
 _HEARD = ("last_heartbeat", "report_digest")  # those of `liveness` count
 _PLAIN = tuple(field for field in Node.__struct_fields__ if field not in (*_STRUCTURED, *_HEARD))
@@ -76,7 +77,8 @@ def _columns(node: Node) -> dict[str, object]:
 def insert(connection: Connection, node: Node, token_hash: str) -> None:
     connection.execute(_ADD, {**_columns(node), "token_hash": token_hash})
     liveness.add(connection, node.id, node.capacity, node.last_heartbeat)
-    liveness.set_report(connection, node.id, node.report, node.report_digest)
+    if node.report != _NO_REPORT:
+        liveness.set_reports(connection, [(node.id, node.report, node.report_digest)])
 
 
 def take_registration(connection: Connection, node_id: NodeId, at: float) -> bool:
@@ -165,6 +167,12 @@ def set_health(connection: Connection, node_id: NodeId, health: Health, now: flo
     return connection.execute(_SET_HEALTH, {"node_id": node_id, "now_is": health, "at": now}).rowcount > 0
 
 
+def set_health_of_all(connection: Connection, node_ids: Iterable[NodeId], health: Health, now: float) -> None:
+    """`set_health`, for many nodes at once."""
+    for some in slices(sorted(node_ids)):
+        connection.execute(_SET_HEALTH_OF_ALL, {"ids": some, "now_is": health, "at": now})
+
+
 def set_heartbeat(connection: Connection, node_id: NodeId, capacity: Capacity, now: float) -> None:
     liveness.write(connection, [LivenessChange(node_id=node_id, capacity=capacity)], now)
 
@@ -174,16 +182,32 @@ def set_bus_away(connection: Connection, node_id: NodeId, is_away: bool, now: fl
     return connection.execute(_SET_BUS_AWAY, {"node_id": node_id, "now_is": is_away, "at": now}).rowcount > 0
 
 
-def set_report(
-    connection: Connection, node_id: NodeId, report: Report, changed_at: float | None, digest: str = ""
-) -> None:
-    """Store a report. `changed_at` is set if it differs from the last one: other frontends look for changed nodes."""
-    values: dict[str, object] = {"node_id": node_id, "now_is": text_of(report)}
-    if changed_at is None:
-        connection.execute(_SET_REPORT, values)
-    else:
-        connection.execute(_SET_NEWS, {**values, "at": changed_at})
-    liveness.set_report(connection, node_id, report, digest)
+class ReportChange(Struct, frozen=True):
+    """A report to be stored. `changed_at` is set if it differs from the last one: other frontends look for changed
+    nodes.
+    """
+
+    node_id: NodeId
+    report: Report
+    changed_at: float | None
+    digest: str = ""
+
+
+def set_report(connection: Connection, node_id: NodeId, report: Report, changed_at: float | None) -> None:
+    set_reports(connection, [ReportChange(node_id, report, changed_at)])
+
+
+def set_reports(connection: Connection, changes: Iterable[ReportChange]) -> None:
+    """Store reports of different nodes. Rows are locked in a fixed order, so that two frontends do not wait for each
+    other.
+    """
+    ordered = sorted(changes, key=lambda one: one.node_id)
+    if ordered:
+        connection.execute(
+            _SET_REPORT,
+            [{"node_id": one.node_id, "now_is": text_of(one.report), "at": one.changed_at} for one in ordered],
+        )
+        liveness.set_reports(connection, [(one.node_id, one.report, one.digest) for one in ordered])
 
 
 _ADD = nodes.insert()
@@ -202,6 +226,11 @@ _OF_ONE = update(nodes).where(nodes.c.id == bindparam("node_id"))
 _SET_HEALTH = _OF_ONE.where(nodes.c.health != bindparam("now_is")).values(
     health=bindparam("now_is"), updated_at=bindparam("at")
 )
+_SET_HEALTH_OF_ALL = (
+    update(nodes)
+    .where(nodes.c.id.in_(bindparam("ids", expanding=True)), nodes.c.health != bindparam("now_is"))
+    .values(health=bindparam("now_is"), updated_at=bindparam("at"))
+)
 _TAKE_REGISTRATION = _OF_ONE.where(nodes.c.registered_at < bindparam("at")).values(registered_at=bindparam("at"))
 _SET_TOKEN = _OF_ONE.values(token_hash=bindparam("now_is"), previous_token_hash=bindparam("before"))
 _SET_SEALED = _OF_ONE.values(sealed_token=bindparam("now_is"))
@@ -211,8 +240,7 @@ _TOKENS = select(nodes.c.id, nodes.c.name, nodes.c.token_hash, nodes.c.previous_
 _TOKEN_OF = _TOKENS.where(nodes.c.id == bindparam("node_id"))
 _HASHES: BindParameter[Any] = bindparam("ids", expanding=True)
 _TOKENS_AMONG = _TOKENS.where(or_(nodes.c.token_hash.in_(_HASHES), nodes.c.previous_token_hash.in_(_HASHES)))
-_SET_REPORT = _OF_ONE.values(report=bindparam("now_is"))
-_SET_NEWS = _OF_ONE.values(report=bindparam("now_is"), updated_at=bindparam("at"))
+_SET_REPORT = _OF_ONE.values(report=bindparam("now_is"), updated_at=func.coalesce(bindparam("at"), nodes.c.updated_at))
 _WITHOUT_KEY = (
     select(nodes.c.id, nodes.c.name, nodes.c.health)
     .where(nodes.c.public_key == "", nodes.c.approved.is_(True), nodes.c.node_type == "backend")

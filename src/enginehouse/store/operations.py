@@ -275,9 +275,9 @@ def open_among(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeI
 def apply(connection: Connection, before: Intent, change: Change) -> Intent:
     """Apply a change by the table and write it; raise `Conflict` if the row changed since `before` was read."""
     after = intents_core.apply(before, change)
-    columns = {**intent_columns(after), "row_id": before.id, "row_version": before.version}
     # Some columns of a row that a newer version wrote are unknown; they keep their values.
-    written = connection.execute(_WRITE_KNOWN if isinstance(after.action, UnknownAction) else _WRITE, columns)
+    write = _WRITE_KNOWN if isinstance(after.action, UnknownAction) else _WRITE
+    written = connection.execute(write, _written(after))
     if written.rowcount != 1:
         raise Conflict(f"cannot change intent {before.id}: it changed at the same time. Read it again", code="conflict")
     return after
@@ -351,10 +351,15 @@ def _touch(connection: Connection, operation_id: OperationId, now: float) -> Non
 def apply_all(connection: Connection, changes: Iterable[tuple[Intent, Change]]) -> list[Intent]:
     """Apply changes to intents that this transaction has locked, each once, in one statement for any number of rows."""
     after = [intents_core.apply(intent, change) for intent, change in changes]
-    if after:
-        rows = [{**intent_columns(one), "row_id": one.id, "row_version": one.version - 1} for one in after]
-        connection.execute(_WRITE, rows)
+    for write, is_unknown in ((_WRITE, False), (_WRITE_KNOWN, True)):
+        rows = [_written(one) for one in after if isinstance(one.action, UnknownAction) == is_unknown]
+        if rows:
+            connection.execute(write, rows)
     return after
+
+
+def _written(after: Intent) -> dict[str, object]:
+    return {**intent_columns(after), "row_id": after.id, "row_version": after.version - 1}
 
 
 # The version makes this a compare-and-set; a locked row always has the version that was read.

@@ -40,6 +40,7 @@ _STORED_SINCE = _STORED.where(replicas.c.created_at >= bindparam("since"))
 _STORED_ON = _STORED.where(replicas.c.node_id.in_(bindparam("ids", expanding=True)))
 _PARTS = select(replicas.c.node_id, replicas.c.model, replicas.c.slot, _PART, replicas.c.leaving)
 _ON_NODE = select(replicas).where(replicas.c.node_id == bindparam("at_node"))
+_ON_NODES = select(replicas).where(replicas.c.node_id.in_(bindparam("ids", expanding=True)))
 
 
 _FIELDS = Replica.__struct_fields__
@@ -104,6 +105,14 @@ def remove_all_on(connection: Connection, node_id: NodeId) -> int:
 def on_node(connection: Connection, node_id: NodeId) -> list[tuple[Replica, float]]:
     rows = connection.execute(_ON_NODE, {"at_node": node_id})
     return [(_replica(row), row.created_at) for row in rows]
+
+
+def on_nodes(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeId, list[tuple[Replica, float]]]:
+    """`on_node`, for several nodes at once; nodes without replicas are left out."""
+    found: dict[NodeId, list[tuple[Replica, float]]] = {}
+    for row in select_among(connection, _ON_NODES, node_ids):
+        found.setdefault(row.node_id, []).append((_replica(row), row.created_at))
+    return found
 
 
 def of_model(connection: Connection, model: str) -> list[Replica]:

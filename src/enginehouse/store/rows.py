@@ -6,6 +6,7 @@ Structured columns hold JSON text. An action that this version does not know is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar, get_args
 
@@ -50,8 +51,12 @@ def ignoring_known(table: Table) -> dict[str, Any]:
 
 def insert_unless_there(connection: Connection, table: Table, row: dict[str, object]) -> bool:
     """Insert a row; False if its primary key exists."""
-    adding = ignoring_known(table)[connection.dialect.name].values(row).returning(*table.primary_key.columns)
-    return connection.execute(adding).one_or_none() is not None
+    return connection.execute(_adding(table, connection.dialect.name), row).one_or_none() is not None
+
+
+@cache
+def _adding(table: Table, dialect: str) -> Any:
+    return ignoring_known(table)[dialect].returning(*table.primary_key.columns)
 
 
 def text_of(value: object) -> str:

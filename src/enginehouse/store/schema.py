@@ -62,6 +62,8 @@ nodes = Table(
     # A known name with another key is another node and needs its own approval.
     UniqueConstraint("name", "public_key", "claim", name="nodes_identity"),
     Index("nodes_health", "approved", "health", "bus_away"),
+    # For changes since a time, and their checksum: without it SQLite reads every report to get to the column.
+    Index("nodes_updated", "updated_at"),
     # For tokens that another frontend has just issued.
     Index("nodes_token", "token_hash"),
     Index("nodes_previous_token", "previous_token_hash"),

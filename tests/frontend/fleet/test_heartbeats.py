@@ -12,9 +12,10 @@ from sqlalchemy import event, text
 from tests.frontend.world import STALE_SECONDS, Time, WatchedStore, World, installed, running
 
 import enginehouse
+from enginehouse.core.action import InstallBackend
 from enginehouse.core.errors import EnginehouseError, NotFound, Unavailable
 from enginehouse.core.ids import NodeId
-from enginehouse.core.intent import Outcome
+from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.node_api import HeartbeatRequest
 from enginehouse.core.replica import Replica
 from enginehouse.core.report import CommandResult, Report, ReportStamp, digest_of
@@ -68,6 +69,11 @@ async def worker_of(world: World, name: str = "first", **fields: object) -> Work
     return made
 
 
+def digest_in(intent: Intent) -> str:
+    assert isinstance(intent.action, InstallBackend)
+    return intent.action.resolved.digest
+
+
 async def together(*beats: Coroutine[None, None, Answered]) -> list[Answered | EnginehouseError]:
     """The answer, or the refusal, of each of these at once."""
 
@@ -112,7 +118,7 @@ async def test_heartbeats_that_arrive_together_are_few_statements(world: World, 
     workers = [await worker_of(world, f"n{number}", backends=(installed("engine", "1"),)) for number in range(20)]
     before = [await stored_report(world, worker.node_id) for worker in workers]
     time.passed += 1
-    world.reports.heartbeats.gather_seconds = 0.05
+    world.reports.heartbeats.transactions.gather_seconds = 0.05
     with counted(world) as found:
         await together(*(worker.beat() for worker in workers))
     assert len(found) <= 8, found  # at most two transactions: the first may be alone
@@ -124,9 +130,33 @@ async def test_heartbeats_that_arrive_together_are_few_statements(world: World, 
         assert node.report.backends == (installed("engine", "1"),)
 
 
+async def test_reports_that_settle_an_install_on_many_nodes_are_few_statements(world: World, time: Time) -> None:
+    workers = [await worker_of(world, f"n{number:02d}") for number in range(20)]
+    view = await world.install(name="engine")
+    intents = [await world.intent(view, row) for row in range(20)]
+    await world.dispatcher.step()
+    time.passed += 1
+    for worker in workers:
+        await worker.beat()  # with a mark from after the command
+    world.reports.transactions.gather_seconds = 0.05
+    directory = intents[0].subject.removeprefix("backend:")
+    by_node = {intent.node_id: intent for intent in intents}
+    with counted(world) as found:
+        await together(
+            *(
+                worker.beat(backends=(installed(directory, digest_in(by_node[worker.node_id]), 1),))
+                for worker in workers
+            )
+        )
+    assert {(await world.intent_now(intent)).state for intent in intents} == {"succeeded"}
+    assert (await world.board.view(view.jobID)).status == "succeeded"
+    assert len(found) <= 60, found  # of two transactions, and of what watchers are shown
+    assert all(worker.confirmed == digest_of(worker.report) for worker in workers)
+
+
 async def test_a_crowd_shares_transactions_for_longer_than_a_few(world: World) -> None:
     workers = [await worker_of(world, f"n{number}") for number in range(12)]
-    heartbeats = world.reports.heartbeats
+    heartbeats = world.reports.heartbeats.transactions
     heartbeats.gather_seconds = 0.01
     await together(*(worker.beat() for worker in workers))
     assert heartbeats.pause_seconds == pytest.approx(0.05)
@@ -157,7 +187,7 @@ async def test_each_is_told_that_the_database_is_away_and_nothing_is_stored(worl
 
 async def test_a_client_that_leaves_takes_no_other_heartbeat_with_it(world: World) -> None:
     first, second = await worker_of(world, "first"), await worker_of(world, "second")
-    world.reports.heartbeats.gather_seconds = 0.2  # so that the first waits for its turn to store both
+    world.reports.heartbeats.transactions.gather_seconds = 0.2  # so that the first waits for its turn to store both
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         leaving, staying = group.create_task(first.beat()), group.create_task(second.beat())
         await asyncio.sleep(0)

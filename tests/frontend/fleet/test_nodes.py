@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 import pytest
 from nacl.signing import SigningKey
@@ -10,13 +14,17 @@ from tests.frontend.world import STALE_SECONDS, Time, World, registration, signe
 from enginehouse.core import node_api
 from enginehouse.core.address import Endpoint
 from enginehouse.core.capacity import GraphicsCard
-from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
+from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound, Unavailable
 from enginehouse.core.ids import NodeId
 from enginehouse.core.node_identity import JoinOrigin
 from enginehouse.core.replica import Replica
 from enginehouse.core.report import Report
-from enginehouse.frontend.fleet.nodes import AddressRules
+from enginehouse.frontend.fleet import nodes as fleet_nodes
+from enginehouse.frontend.fleet.nodes import REGISTRATIONS_AT_ONCE, AddressRules
 from enginehouse.store import replicas
+from enginehouse.store.db import Connection
+
+T = TypeVar("T")
 
 KEY = SigningKey(b"1" * 32)
 OTHER_KEY = SigningKey(b"2" * 32)
@@ -191,6 +199,56 @@ async def test_a_registration_that_comes_late_does_not_replace_the_token_of_a_la
     assert caught.value.code == "challenge_refused"
     await world.keys.step()
     assert world.keys.identify(later.token) is not None
+
+
+async def test_a_crowd_that_registers_leaves_room_for_other_transactions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"n{number}" for number in range(12)]
+    keys = [SigningKey(bytes([number + 1]) * 32) for number in range(12)]
+    asked = [await world.signed(name, key) for name, key in zip(names, keys, strict=True)]
+    under_way, most = 0, 0
+    really = world.store.transaction
+
+    async def counted(work: Callable[[Connection], T]) -> T:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await really(work)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(world.store, "transaction", counted)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(world.nodes.register(one)) for one in asked]
+    assert sorted(task.result().node.name for task in tasks) == sorted(names)
+    assert most == REGISTRATIONS_AT_ONCE
+
+
+async def test_a_registration_that_would_wait_too_long_is_told_to_come_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_nodes, "REGISTRATION_WAIT_SECONDS", 0.05)
+    held = asyncio.Event()
+    really = world.store.transaction
+
+    async def waiting(work: Callable[[Connection], T]) -> T:
+        await held.wait()
+        return await really(work)
+
+    key = SigningKey(b"1" * 32)
+    asked = [await world.signed(f"n{number}", key) for number in range(REGISTRATIONS_AT_ONCE + 1)]
+    monkeypatch.setattr(world.store, "transaction", waiting)
+    async with asyncio.TaskGroup() as group:
+        first = [group.create_task(world.nodes.register(one)) for one in asked[:-1]]
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="too many machines register") as caught:
+            await world.nodes.register(asked[-1])
+        held.set()
+    assert caught.value.retry_after_seconds
+    assert all(task.result().token for task in first)
+    assert (await world.nodes.register(await world.signed("n2", key))).token, "the next one has its turn again"
 
 
 async def test_an_approval_is_for_an_address(world: World) -> None:

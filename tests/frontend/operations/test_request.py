@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sqlalchemy import event
 from tests.frontend.world import GALLERY, UNREAD, Time, World, installed, registration
 
 from enginehouse.core import wire
@@ -535,3 +536,22 @@ async def test_a_retry_keeps_its_version_where_the_registry_does_not_answer(worl
     del world.registry.digests[IMAGE]
     again = await world.board.view(await world.cancellation.retry(view.jobID, None, ME))
     assert (await wanted(world, again)).resolved.digest == "sha256:one"
+
+
+async def test_a_request_for_more_nodes_is_not_more_statements(world: World) -> None:
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    counts = []
+    event.listen(world.store._engine, "before_cursor_execute", note)
+    try:
+        for name, size in (("engine", 5), ("other", 15)):
+            await world.join_many(*(f"{name}-{number}" for number in range(size)))
+            statements.clear()
+            await world.install(name=name)
+            counts.append(len(statements))
+    finally:
+        event.remove(world.store._engine, "before_cursor_execute", note)
+    assert counts[0] == counts[1]

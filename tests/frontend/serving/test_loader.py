@@ -501,7 +501,10 @@ async def test_a_digest_that_a_worker_found_is_in_the_row_before_the_model_start
     assert (await world.board.view(operation_id)).status == "succeeded"
 
 
-async def test_a_source_that_gives_two_nodes_different_bytes_is_an_error_that_says_so(world: World) -> None:
+@pytest.mark.parametrize("replies", ["one after the other", "together"])
+async def test_a_source_that_gives_two_nodes_different_bytes_is_an_error_that_says_so(
+    world: World, replies: str
+) -> None:
     await world.store.transaction(lambda c: models.insert(c, unpinned(), 1.0))
     await world.join_many("first", "second")
     operations_of = [await world.loader.request("tiny", name, "someone") for name in ("first", "second")]
@@ -510,8 +513,12 @@ async def test_a_source_that_gives_two_nodes_different_bytes_is_an_error_that_sa
     first, second = [intent for node in (await world.nodes.every())[0] for intent in await world.open_intents(node.id)]
     assert isinstance(first.action, PullModel)
     assert isinstance(second.action, PullModel)
-    await world.reply(first, Outcome(pinned=(PinnedFile("tiny.gguf", "c" * 64, 5),)))
-    await world.reply(second, Outcome(pinned=(PinnedFile("tiny.gguf", "d" * 64, 5),)))
+    for intent, digest in ((first, "c" * 64), (second, "d" * 64)):
+        world.bus.deliver(world.reply_to(intent, Outcome(pinned=(PinnedFile("tiny.gguf", digest, 5),))))
+        if replies == "one after the other":
+            await world.collector.replies_step()
+    if replies == "together":
+        await world.collector.replies_step()
     ended = await world.intent_now(second)
     assert (ended.state, ended.reason) == ("failed", "digest_mismatch")
     assert "was changed there" in ended.message

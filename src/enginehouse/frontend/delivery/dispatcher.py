@@ -164,6 +164,8 @@ class Dispatcher:
 
     def _claim(self, connection: Connection) -> _Claimed:
         now = db.now(connection)
+        if not claims.is_any_to_move(connection, now):
+            return _Claimed([], [], set(), {})
         # Running intents of an offline node wait, due as soon as the node is healthy again.
         changed = claims.park_absent(connection, wait_for_node(now))
         claimed = claims.claim_due(connection, self.owner, now, now + self._lease_seconds, CLAIM_LIMIT)

@@ -55,8 +55,6 @@ def follow(connection: Connection, after: Intent, now: float) -> None:
                 definition=_definition(action.model) if outcome.protocol == LOCALAI_GRPC else "",
             )
             replicas.put(connection, replica, now)
-        elif isinstance(action, PullModel) and outcome.pinned:
-            models.pin(connection, action.model.name, outcome.pinned)
         elif isinstance(action, StopReplica):
             replicas.remove(connection, after.node_id, action.model, action.slot)
         elif isinstance(action, RemoveModel):
@@ -95,6 +93,8 @@ def adopt_restarted(connection: Connection, node: Node, report: Report, refusal:
     newest one for the replica and its model is served. The process that was started for the request itself never
     counts: a report that is late may show it after it was stopped.
     """
+    if not report.replicas:
+        return False
     known = {(one.model, one.slot, one.nonce) for one, _ in replicas.on_node(connection, node.id)}
     is_any = False
     for one in report.replicas:
@@ -127,10 +127,14 @@ def _has_started_another(intent: Intent, one: RunningReplica) -> bool:
 
 
 def agreeing(connection: Connection, action: PullModel, outcome: Outcome) -> Outcome:
-    """Return the outcome of a pull, or a failure if the node found another digest than the nodes before."""
+    """Return the outcome of a pull, or a failure if the node found another digest than the nodes before.
+
+    What the first one found is stored at once: the next outcome may be settled together with it.
+    """
     model = models.get(connection, action.model.name, lock=True)
     other = contradiction(model, outcome.pinned) if model is not None else ""
     if not other:
+        models.pin(connection, action.model.name, outcome.pinned)
         return outcome
     message = (
         f"cannot use {other} of {action.model.name}: its source gave this node other bytes than the nodes before, so "
@@ -155,14 +159,14 @@ def _forget_stopped(connection: Connection, node_id: NodeId, keys: Sequence[str]
         replicas.remove(connection, node_id, model, slot)
 
 
-def forget_gone_replicas(connection: Connection, node_id: NodeId, report: Report) -> bool:
-    """Remove the rows of processes that the worker no longer has. Returns whether there were any."""
+def forget_gone_replicas(connection: Connection, rows: Sequence[tuple[Replica, float]], report: Report) -> bool:
+    """Remove those of the rows of a node whose processes the worker no longer has. Returns whether there were any."""
     gone = [
         replica
-        for replica, created_at in replicas.on_node(connection, node_id)
+        for replica, created_at in rows
         # A row newer than the report may belong to a process that started after the report was taken.
         if created_at <= report.mark and not any(is_process(one, replica) for one in report.replicas)
     ]
     for replica in gone:
-        replicas.remove(connection, node_id, replica.model, replica.slot)
+        replicas.remove(connection, replica.node_id, replica.model, replica.slot)
     return bool(gone)

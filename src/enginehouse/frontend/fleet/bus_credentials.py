@@ -9,19 +9,23 @@ level-triggered: the whole list is sent whenever the list or the server is new.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct
 
 from enginehouse.core.ids import NodeId
 from enginehouse.core.node import Node
 from enginehouse.core.node_api import BusCredential
+from enginehouse.frontend.fleet.shared_transactions import Performed, SharedTransactions
 from enginehouse.store import bus_credentials, db
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
 
 STEP_SECONDS = 2.0  # a removed node is disconnected within five seconds, whichever frontend removed it
+PRUNE_SECONDS = 60.0
+MOST_AT_ONCE = 200
 REFRESHED = (0.7, 1.3)  # of a credential's lifetime: when LocalAI's workers register again only to renew it
 
 
@@ -43,6 +47,22 @@ class BusIssuer(Struct, frozen=True, kw_only=True):
     revoke: Callable[[Mapping[str, int]], Awaitable[None]] | None = None  # None unless the server is the embedded one
 
 
+class _Issued(Struct, frozen=True):
+    node_id: NodeId
+    minted: Minted
+
+
+def _record(connection: Connection, issued: Sequence[_Issued]) -> Performed[bool, None]:
+    now = db.now(connection)
+    for one in issued:
+        bus_credentials.insert(connection, one.minted.user, one.node_id, now, one.minted.expires_at)
+    return Performed([True] * len(issued), None)
+
+
+async def _publish_nothing(_effects: None) -> None:
+    pass
+
+
 class BusCredentials:
     def __init__(self, store: Store, issuer: BusIssuer, *, wall: Callable[[], float]) -> None:
         """`wall` is the clock that the bus server uses for the expiry of a credential."""
@@ -54,17 +74,16 @@ class BusCredentials:
         self._wall = wall
         self._told: dict[str, int] = {}
         self._is_told = False
+        self._pruned_at = -math.inf
+        # A thousand machines that come back at once get one each.
+        self.transactions = SharedTransactions(store, _record, _publish_nothing, most=MOST_AT_ONCE)
 
     async def issue(self, node: Node, host: str) -> BusCredential:
         """Issue a credential to an approved node that reached this frontend at `host`; its key is stored first."""
         if self._mint is None:
             return BusCredential(nats_url=self._url_for(host))
         made = await self._mint(node.id)
-
-        def work(connection: Connection) -> None:
-            bus_credentials.insert(connection, made.user, node.id, db.now(connection), made.expires_at)
-
-        await self._store.transaction(work)
+        await self.transactions.add(node.id, _Issued(node.id, made))
         return BusCredential(
             nats_jwt=made.jwt,
             nats_user_seed=made.seed,
@@ -89,12 +108,11 @@ class BusCredentials:
     async def step(self) -> None:
         """Send the revocations to the server if they changed."""
         now = self._wall()
-
-        def work(connection: Connection) -> dict[str, float]:
-            bus_credentials.prune(connection, now)
-            return bus_credentials.revoked(connection, now)
-
-        revoked = {user: int(ends_at) + 1 for user, ends_at in (await self._store.transaction(work)).items()}
+        if not 0 <= now - self._pruned_at < PRUNE_SECONDS:
+            await self._store.transaction(lambda connection: bus_credentials.prune(connection, now))
+            self._pruned_at = now
+        found = await self._store.look(lambda connection: bus_credentials.revoked(connection, now))
+        revoked = {user: int(ends_at) + 1 for user, ends_at in found.items()}
         if self._revoke is None or (self._is_told and revoked == self._told):
             return
         if revoked or self._told:

@@ -7,10 +7,11 @@ evidence against a node.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -23,7 +24,7 @@ from enginehouse.core.capacity import capacity_of
 from enginehouse.core.challenge import CODE as CHALLENGE_REFUSED
 from enginehouse.core.challenge import LIFE_SECONDS as CHALLENGE_SECONDS
 from enginehouse.core.challenge import challenge_hash, issued_at, make_challenge
-from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound
+from enginehouse.core.errors import Conflict, Denied, Invalid, NotFound, Unavailable
 from enginehouse.core.ids import NodeId
 from enginehouse.core.name import shown
 from enginehouse.core.node import Health, Node, NodeType
@@ -52,6 +53,10 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING = 1000  # a leaked join token must not fill the database; the nodes silent for longest are removed
 MAX_NAMED = 5  # nodes of one name that an error lists
+# After a power cut a thousand machines register at once. Leases and claims must not wait behind all of them, nor
+# requests for an interpreter that many threads share.
+REGISTRATIONS_AT_ONCE = 2
+REGISTRATION_WAIT_SECONDS = 8.0  # a worker waits a little longer for its answer
 _WORSE: dict[Health, int] = {"healthy": 0, "unhealthy": 1, "offline": 2}
 Verify = Callable[[str, bytes, str], bool]  # takes a public key, a message and its signature
 
@@ -104,11 +109,21 @@ def health_of_heard(is_away: bool) -> Health:
     return "unhealthy" if is_away else "healthy"
 
 
-def note_heard(connection: Connection, node: Node | Liveness, is_away: bool, now: float) -> bool:
-    """Set the health of a node that sent a heartbeat. Returns whether that is a change."""
-    health = health_of_heard(is_away)
-    is_other = node.bus_away != is_away and nodes.set_bus_away(connection, node.id, is_away, now)
-    return (node.health != health and nodes.set_health(connection, node.id, health, now)) or is_other
+def note_all_heard(connection: Connection, heard: Sequence[tuple[Node | Liveness, bool]], now: float) -> list[NodeId]:
+    """Set the health of nodes that sent heartbeats, each with whether its bus is away. Returns those that changed."""
+    news: list[NodeId] = []
+    by_health: dict[Health, list[NodeId]] = {}
+    for node, is_away in heard:
+        health = health_of_heard(is_away)
+        if node.health != health:
+            by_health.setdefault(health, []).append(node.id)
+        if node.health != health or node.bus_away != is_away:
+            news.append(node.id)
+        if node.bus_away != is_away:
+            nodes.set_bus_away(connection, node.id, is_away, now)
+    for health, node_ids in by_health.items():
+        nodes.set_health_of_all(connection, node_ids, health, now)
+    return news
 
 
 def token_hash(token: str) -> str:
@@ -136,23 +151,6 @@ def _claim(request: RegisterRequest, origin: JoinOrigin) -> str:
     return "" if request.public_key else claim_of(origin, request.address)
 
 
-def _take_challenge(connection: Connection, request: RegisterRequest, known: Node | None, now: float) -> float:
-    """Use up the challenge of a registration, and return when it was issued.
-
-    A challenge is valid once, and the registrations of one node are accepted in the order of their challenges: a
-    registration that a frozen frontend delayed does not replace the token of a later one.
-    """
-    key = challenges.key(connection, secrets.token_bytes(32))
-    at = issued_at(key, request.challenge, now)
-    if not challenges.use(connection, challenge_hash(request.challenge), now, at + CHALLENGE_SECONDS):
-        raise Conflict(
-            f"cannot register {request.name}: its challenge was used before; get a new one", code=CHALLENGE_REFUSED
-        )
-    if known is not None and not nodes.take_registration(connection, known.id, at):
-        raise Conflict(f"cannot register {request.name}: a later registration was accepted", code=CHALLENGE_REFUSED)
-    return at
-
-
 class Nodes:
     def __init__(
         self,
@@ -176,13 +174,15 @@ class Nodes:
         self._listening_since: float | None = None
         self._looked_at = 0.0
         self._doubted_since: float | None = None
+        self._registering = asyncio.Semaphore(REGISTRATIONS_AT_ONCE)
         self._challenge_key: bytes | None = None
+        self._challenges_pruned_at = 0.0
         # No node that sends heartbeats has the bus, so the fault is not this frontend's connection.
         self.is_bus_away = False
 
     async def challenge(self, now: float | None = None) -> str:
         """Return a challenge, which the worker signs in its next registration. With `now`, an estimate of the store's
-        time, it costs no transaction: strangers may ask for one.
+        time, it costs no transaction: strangers may ask for one, and a thousand machines at once.
         """
 
         def work(connection: Connection) -> tuple[bytes, float]:
@@ -230,7 +230,7 @@ class Nodes:
                 )
             if not is_invited and not self._is_welcome(request, known):
                 raise uninvited(request.name)
-            at = _take_challenge(connection, request, known, now) if request.public_key else 0.0
+            at = self._take_challenge(connection, request, known, now) if request.public_key else 0.0
             waits_for = self._waits_for(request, known)
             node = self._merged(request, node_type, known, now)
             node = msgspec.structs.replace(node, claim=_claim(request, origin), registered_at=at, waits_for=waits_for)
@@ -256,9 +256,43 @@ class Nodes:
                 nodes.set_heartbeat(connection, node.id, node.capacity, now)
             return Registered(node, token, now)
 
-        registered = await self._store.transaction(work)
+        await self._wait_to_register(request.name)
+        try:
+            registered = await self._store.transaction(work)
+        finally:
+            self._registering.release()
         await self._board.node_changed(registered.node.id)
         return registered
+
+    async def _wait_to_register(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(REGISTRATION_WAIT_SECONDS):
+                await self._registering.acquire()
+        except TimeoutError as error:
+            busy = Unavailable(f"cannot register {name}: too many machines register at this moment; try again soon")
+            busy.retry_after_seconds = 2.0
+            raise busy from error
+
+    def _take_challenge(
+        self, connection: Connection, request: RegisterRequest, known: Node | None, now: float
+    ) -> float:
+        """Use up the challenge of a registration, and return when it was issued.
+
+        A challenge is valid once, and the registrations of one node are accepted in the order of their challenges: a
+        registration that a frozen frontend delayed does not replace the token of a later one.
+        """
+        key = self._challenge_key or challenges.key(connection, secrets.token_bytes(32))
+        at = issued_at(key, request.challenge, now)
+        if not 0 <= now - self._challenges_pruned_at < CHALLENGE_SECONDS:
+            challenges.prune(connection, now)
+            self._challenges_pruned_at = now
+        if not challenges.use(connection, challenge_hash(request.challenge), at + CHALLENGE_SECONDS):
+            raise Conflict(
+                f"cannot register {request.name}: its challenge was used before; get a new one", code=CHALLENGE_REFUSED
+            )
+        if known is not None and not nodes.take_registration(connection, known.id, at):
+            raise Conflict(f"cannot register {request.name}: a later registration was accepted", code=CHALLENGE_REFUSED)
+        return at
 
     async def _check_addresses(self, request: RegisterRequest, origin: JoinOrigin) -> None:
         for field in ("address", "http_address"):

@@ -131,6 +131,10 @@ class Keys:
         for node in of_nodes:
             self._put(node)
 
+    def learn_node(self, node_id: NodeId, name: str, token: str) -> None:
+        """A node was given this token here: it has no other one."""
+        self._put(NodeToken(node_id, name, token_hash(token), ""))
+
     async def read_node(self, node_id: NodeId) -> None:
         """Read the tokens of one node, which changed."""
         node = await self._store.transaction(lambda connection: nodes.token_of(connection, node_id))

@@ -49,6 +49,7 @@ from enginehouse.store.db import Connection, Store
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two looks at the rows; cancelled work ends that late
+QUIET_SECONDS = 5.0  # the same while nothing is carried out: whoever claims a command or takes one over wakes it
 REPORT_SECONDS = 0.25
 PUSHES = 8  # at the same time; more share the same link
 AGAIN_SECONDS = 60.0  # an outcome that was dropped is found again by doing the work again
@@ -116,11 +117,13 @@ class Carrier:
             try:
                 while True:
                     self._due.clear()
+                    pause = LOOK_SECONDS
                     # An outage of the store ends no push: its lease decides who goes on.
                     with suppress(Unavailable):
                         await self.look(group)
+                        pause = LOOK_SECONDS if self._carried or self._parts.store.is_away else QUIET_SECONDS
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_SECONDS):
+                        async with asyncio.timeout(pause):
                             await self._due.wait()
             finally:
                 self._carried.clear()

@@ -41,7 +41,8 @@ def begin_canary(
     installs = {node_id: one for node_id, one in actions if isinstance(one, InstallBackend)}
     if not installs or not is_wanted:
         return None
-    found = [node for node_id in installs if (node := nodes.get(connection, node_id)) is not None]
+    known = {node.id: node for node in nodes.many(connection, installs)}
+    found = [known[node_id] for node_id in installs if node_id in known]
     changes = intents.changing(connection, found, {subject_of(one) for one in installs.values()})
     _check_free(connection, installs, changes)
     if not all(one.upgrade for one in installs.values()):

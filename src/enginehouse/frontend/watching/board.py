@@ -1,9 +1,9 @@
 """Publishes operations and nodes to watchers: state from the store, live progress from memory.
 
 An open operation is read once and then follows the intents that change, here (`intents_changed`) and on other frontends
-(a query every second), so all frontends publish the same. An event is the summary of an operation with the rows that
-changed, at most a few times a second per operation; all of it is sent when an operation is new, when a stream begins,
-and after a gap. Progress reaches watchers without the store: it is kept here per intent.
+(a query when they say so, see `hints`), so all frontends publish the same. An event is the summary of an operation with
+the rows that changed, at most a few times a second per operation; all of it is sent when an operation is new, when a
+stream begins, and after a gap. Progress reaches watchers without the store: it is kept here per intent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from enginehouse.store.db import Connection, Store
 PUBLISH_SECONDS = 0.2  # between two events of one operation; faster updates cannot be read
 SLOWEST_SECONDS = 0.8  # the same with very many watchers, so that none is more than a second behind
 PUBLISHED_PER_SECOND = 50_000  # updates of progress, operations times watchers
-CATCH_UP_SECONDS = 1.0  # the longest delay of a change by another frontend
+CATCH_UP_SECONDS = 1.0  # the longest delay of a change by another frontend, whatever became of messages
+HINTED_SECONDS = 0.5  # between two looks because of hints: a look in a busy cluster reads what changed for seconds
+SILENCE_SECONDS = 1.0  # between two looks for workers that have been silent for long
 _OVERLAP_SECONDS = 5.0  # a change is dated at the start of its transaction and visible after its end
 _MAX_TOLD = 4_000  # operations whose published revision is kept; far more than change within the overlap
 _RENDERED_AT_ONCE = 25  # then other tasks run
@@ -82,10 +84,16 @@ class Board:
         self._caught_up_to = 0.0
         self._rests_until = 0.0
         self._on_nodes_changed: Callable[[], None] = lambda: None
+        self._on_own_changes: Callable[[], None] = lambda: None
+        self._silence_noted_at = NEVER
 
     def on_nodes_changed(self, wake: Callable[[], None]) -> None:
         """Set the callback for nodes that another frontend changed, such as one that was drained."""
         self._on_nodes_changed = wake
+
+    def on_own_changes(self, note: Callable[[], None]) -> None:
+        """Set the callback for changes by this frontend, which others must look at."""
+        self._on_own_changes = note
 
     # Views ----------------------------------------------------------------------------------------
 
@@ -147,16 +155,20 @@ class Board:
         """Read these operations whole and publish them: their rows changed, or intents were added."""
         ids = list(dict.fromkeys(operation_ids))
         if ids:
-            await self._tell(lambda connection: self._read(connection, ids))
+            self._on_own_changes()
+            await self.show(ids)
 
-    async def _tell(self, read: Callable[[Connection], list[Snapshot]]) -> None:
-        """Read and publish. Without the store `catch_up_step` does it later: the change is stored."""
+    async def show(self, operation_ids: list[OperationId]) -> None:
+        """Read these operations whole and publish them as they are."""
+        # Without the store `catch_up_step` does it later: a change is stored.
         with suppress(Unavailable):
-            self._keep(await self._store.look(read))
+            self._keep(await self._store.look(lambda connection: self._read(connection, operation_ids)))
 
     async def intents_changed(self, intents: Iterable[Intent]) -> None:
         """Publish every operation that these intents serve. Those that are known here are not read again."""
         changed = {intent.id: intent for intent in intents}
+        if changed:
+            self._on_own_changes()
         unknown = [one for one in changed if not self._is_followed(one)]
         read: list[Snapshot] = []
         if unknown:
@@ -178,7 +190,8 @@ class Board:
         """
         ended = [one for one in operation_ids if self._is_read_first(self._open[one])]
         self._publish_soon(set(operation_ids).difference(ended))
-        await self.operations_changed(ended)
+        if ended:
+            await self.show(ended)
 
     def _is_read_first(self, snapshot: Snapshot) -> bool:
         """Whether it has ended, or a row of it has that other operations share: only these go on after a cancel."""
@@ -330,6 +343,9 @@ class Board:
         if self._dirty_nodes:
             await self._publish_nodes()
         now = self._clock.monotonic()
+        if now - self._silence_noted_at >= SILENCE_SECONDS:
+            self._silence_noted_at = now
+            self._note_silence()
         if now < self._rests_until:
             return
         taken, self._dirty = self._dirty, set()
@@ -352,6 +368,12 @@ class Board:
         """Publish these nodes at once, or with the next step if others were published a moment ago: every event is a
         write to every watcher, and a thousand machines may come back at the same time.
         """
+        changed = [*node_ids]
+        if changed:
+            self._on_own_changes()
+        await self._nodes_changed(changed)
+
+    async def _nodes_changed(self, node_ids: Iterable[NodeId]) -> None:
         self._dirty_nodes.update(node_ids)
         if self._dirty_nodes and self._clock.monotonic() - self._nodes_told_at >= PUBLISH_SECONDS:
             await self._publish_nodes()
@@ -382,6 +404,10 @@ class Board:
                 self._dirty.add(operation_id)
 
     def node_removed(self, node_id: NodeId) -> None:
+        self._on_own_changes()
+        self._forget_node(node_id)
+
+    def _forget_node(self, node_id: NodeId) -> None:
         if self._told_nodes.pop(node_id, None) is None:
             return  # published already
         self._events.publish("node-removed", node_id, msgspec.json.encode({"id": node_id}))
@@ -450,11 +476,10 @@ class Board:
         await self._tell_changes(
             {*(touched & self._open.keys()), *(one for one, known in self._open.items() if not known.is_open)}
         )
-        self._note_silence()
-        await self.nodes_changed(news.nodes)
+        await self._nodes_changed(news.nodes)
         gone = [one for one in told_nodes if one not in news.present] if news.present is not None else []
         for node_id in gone:
-            self.node_removed(node_id)
+            self._forget_node(node_id)
         if news.nodes or gone:
             self._on_nodes_changed()
         self._events.position = self._caught_up_to = news.now

@@ -37,6 +37,9 @@ class News(Struct, frozen=True, kw_only=True):
 
 def read_news(connection: Connection, since: float, known: Known) -> News:
     now = db.now(connection)
+    is_any, node_count = history.anything_since(connection, since)
+    if not is_any and not known.rows and node_count == len(known.nodes):
+        return News(now=now, operations=[], intents=[], nodes=[], present=None)
     whole: dict[OperationId, None] = {}
     newer: set[IntentId] = set()
     others = set(history.created_since(connection, since))
