@@ -14,6 +14,7 @@ from enginehouse.core.demand import Demand, configured_memory, demand_of, disk_n
 from enginehouse.core.ids import NodeId
 from enginehouse.core.model import HeldModel, Model, ModelFile, ModelOptions
 from enginehouse.core.node import Node
+from enginehouse.core.operation import ReplacedReplica
 from enginehouse.core.placement import (
     LOADS_PER_NODE,
     IdleReplica,
@@ -154,6 +155,16 @@ def test_each_replica_has_a_slot_of_its_own() -> None:
     assert "already runs 3 replicas of it, and --max-replicas-per-model" in explanation(wanted, full)
 
 
+def test_a_replica_beyond_the_number_of_slots_takes_one_of_them() -> None:
+    """A replacement is started beside the old replica, in a slot that there is only for that."""
+    one = node("a")
+    replaced = Room(node=one, slots=(1,))
+    assert isinstance(place(needs(MODEL, one, may_replace=False), [replaced]), NoRoom)
+    assert place(needs(MODEL, one), [replaced]) == Placement(node_id=one.id, slot=1)
+    again = ReplacedReplica(node_id=one.id, slot=1, nonce="x")
+    assert place(needs(MODEL, one, may_replace=False, replaces=again), [replaced]) == Placement(node_id=one.id, slot=0)
+
+
 def test_a_replica_that_cannot_be_reached_may_be_replaced_where_there_is_no_better_node() -> None:
     running = Report(replicas=(RunningReplica(model_id="m", replica_index=0),))
     assert chosen(MODEL, node("a", report=running), node("b")) == "b"
@@ -282,7 +293,7 @@ def test_a_placement_never_exceeds_what_is_free(
         assert len(found.rejections) == len(made)
         return
     room = next(one for one in made if one.node.id == found.node_id)
-    assert found.slot < room.node.max_replicas_per_model
+    assert found.slot in room.slots or len(room.slots) < room.node.max_replicas_per_model
     assert may_replace or found.slot not in room.slots
     if room.node.capacity.available_ram and wanted:
         gained = sum(stop.memory_bytes for stop in found.stops)

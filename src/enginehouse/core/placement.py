@@ -329,10 +329,11 @@ def free_slot(needs: Needs, room: Room) -> int | None:
     number = max(1, room.node.max_replicas_per_model) + is_beside
     loading = {one.slot for one in room.reserved if one.model == needs.model.name and not one.settled_at}
     taken = loading | set(room.slots)
-    free = next((slot for slot in range(number) if slot not in taken), None)
-    if free is None and needs.may_replace:
-        return next((slot for slot in range(number) if slot not in loading), None)
-    return free
+    if len(taken) < number:  # which slots are taken says nothing: a replacement may have one beyond the number
+        return next(slot for slot in range(number) if slot not in taken)
+    if needs.may_replace:
+        return next((slot for slot in sorted(room.slots) if slot not in loading), None)
+    return None
 
 
 def _fits_later(needs: Needs, room: Room) -> bool:
