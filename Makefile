@@ -33,7 +33,8 @@ quick: setup-dev ## lint, types, and the tests that need no process, in under a 
 	@$(BIN)/python -m pytest -q -m "not slow" $(QUICK)
 
 proof: setup-dev ## the long tails: full crash sweeps, hundreds of kills and rounds, 20,000 simulations (an hour)
-	@ENGINEHOUSE_PROOF=1 ENGINEHOUSE_SEEDS=20000 $(BIN)/python -m pytest -q tests/artifact tests/worker tests/fleet tests/sim $(ARGS)
+	@ENGINEHOUSE_PROOF=1 ENGINEHOUSE_SEEDS=20000 $(BIN)/python -m pytest -q -o faulthandler_timeout=3600 \
+		tests/artifact tests/worker tests/fleet tests/sim tests/frontend/serving/test_soak.py $(ARGS)
 
 check: setup-dev ## ruff, mypy --strict, import contracts, size budgets
 	@$(BIN)/ruff check src tests bench tools

@@ -44,7 +44,7 @@ def take(browser: Browser, port: int, scene: str, address: str, look: str, path:
     page.goto(f"http://{scene}.localhost:{port}/#/{address}")
     page.wait_for_selector("#app main")
     if scene != "loading":
-        page.get_by_text("Reading").wait_for(state="detached")
+        page.get_by_text("Reading").first.wait_for(state="detached")  # two say so while nothing is known
     page.screenshot(path=path)
     context.close()
 

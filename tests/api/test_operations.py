@@ -289,6 +289,44 @@ async def test_a_list_without_rows_says_the_same_of_each_operation_and_counts_it
     assert (unknown.status, unknown.error["param"]) == (404, "before")
 
 
+async def test_operations_are_chosen_by_kind_outcome_and_node(here: Site) -> None:
+    made = [await install(here, force=True) for _ in range(3)]
+    await admin(here, "POST", f"/api/operations/{made[0]['jobID']}/cancel")
+    await here.frontend.dispatcher.step()
+    await reply(here, made[2], Outcome(code="disk_full", message="the disk is full", can_heal=False))
+    node = made[0]["nodes"][0]
+    for rows in ("true", "false"):
+
+        async def listed(query: str, rows: str = rows) -> list[str]:
+            answer = await admin(here, "GET", f"/api/operations?all=true&rows={rows}&{query}")
+            return [one["jobID"] for one in answer.json["operations"]]
+
+        every = await listed("")
+        assert await listed("kind=install") == await listed(f"node={node['node_name']}") == every
+        assert await listed(f"node={node['node_id']}&kind=install") == every
+        assert await listed("kind=upgrade") == await listed("node=nobody") == []
+        failed, cancelled = await listed("status=failed"), await listed("status=cancelled")
+        assert made[2]["jobID"] in failed
+        assert cancelled == [made[0]["jobID"]]
+        assert not {*failed, *cancelled} & {*await listed("status=open")}
+        assert await listed("status=failed&limit=1") == failed[:1]
+    for name, value in (("kind", "x"), ("status", "queued")):
+        refused = await admin(here, "GET", f"/api/operations?all=true&{name}={value}")
+        assert (refused.status, refused.error["param"]) == (422, name)
+    refused = await admin(here, "GET", "/api/operations?kind=install")
+    assert (refused.status, refused.error["param"]) == (422, "kind")
+
+
+async def test_a_row_says_when_its_node_began_and_ended(here: Site) -> None:
+    made = await install(here, force=True)
+    (row,) = (await admin(here, "GET", f"/api/operations/{made['jobID']}")).json["nodes"]
+    assert "finishedAt" not in row
+    await here.frontend.dispatcher.step()
+    await reply(here, made, Outcome(code="disk_full", message="the disk is full", can_heal=False))
+    (row,) = (await admin(here, "GET", f"/api/operations/{made['jobID']}")).json["nodes"]
+    assert made["createdAt"] <= row["startedAt"] <= row["finishedAt"]
+
+
 async def test_a_model_is_deleted(here: Site) -> None:
     missing = await admin(here, "DELETE", "/api/models/nobody")
     assert missing.status == 404

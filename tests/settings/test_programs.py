@@ -203,6 +203,17 @@ def test_a_client_without_a_server_is_told_what_to_do(tmp_path: Path, content: s
     assert "--url" in caught.value.message
 
 
+def test_the_join_token_of_an_earlier_join_is_good_for_the_next_one(tmp_path: Path) -> None:
+    """The script keeps it in the data directory; that of a server there is never sent elsewhere."""
+    environ = {"HOME": str(tmp_path)}
+    directory = default_data_directory(environ)
+    directory.mkdir(parents=True)
+    (directory / "join.token").write_text("given\n")
+    assert load(WorkerSettings, {"url": "http://elsewhere:8080"}, environ).token == "given"
+    (directory / "admin.token").touch()
+    assert load(WorkerSettings, {"url": "http://elsewhere:8080"}, environ).token == ""
+
+
 def test_the_token_of_this_machine_is_not_sent_to_a_server_elsewhere(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
     directory = default_data_directory(environ)

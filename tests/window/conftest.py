@@ -22,7 +22,7 @@ FLAGS = (
 
 LIMIT_MS = 30_000  # of one condition; a browser beside other suites may take seconds for its first page
 expect.set_options(timeout=LIMIT_MS)
-ENGINES = ("speaker", "tool", "spoilt")
+ENGINES = ("speaker", "tool", "spoilt", "talker")
 SMALL = {"ENGINEHOUSE_ARCHIVE_LIMIT": "1MB"}  # of a machine that cannot unpack an engine
 
 

@@ -14,11 +14,12 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.window.states import SCENES, Scene
+from tests.window.states import SCENES, Scene, node
 
 from enginehouse.cli.terminal import fleet_words
 from enginehouse.cli.terminal.fleet_state import FleetState
 from enginehouse.core.join_line import join_line
+from enginehouse.core.model_definition import patched
 
 Run = Callable[[str, str], Any]
 SCHEDULES = [
@@ -144,6 +145,27 @@ def test_the_page_and_top_say_the_same(modules: Run, name: str) -> None:
     assert order == [one.sentence.split()[0] for one in fleet_words.needs(state, now)]
 
 
+@pytest.mark.parametrize(
+    ("heard", "more", "is_needed"), [(5, {}, False), (90, {}, True), (5, {"fingerprint": ""}, True)]
+)
+def test_a_machine_that_was_just_approved_is_on_its_way_before_it_is_missing(
+    modules: Run, heard: float, more: dict[str, Any], is_needed: bool
+) -> None:
+    now = time.time()
+    new = {"status": "offline", "health": "offline", "worker_version": "", "fingerprint": "9f2c", "age": heard}
+    shed = node("shed", **{**new, **more})
+    state = FleetState()
+    state.connected(now, is_resumed=False)
+    state.take_list("nodes", [plain(shed)], now, now)
+    script = f"""const {{attention}} = await import("/web/attention.js");
+        const state = it.emptyState();
+        it.putLists(state, {{nodes: [{json.dumps(plain(shed))}]}}, {now});
+        return attention(state, {now}).map((one) => one.text);"""
+    texts = [one.sentence for one in fleet_words.needs(state, now)]
+    assert modules("state.js", script) == texts
+    assert [text.split(" for ")[0] for text in texts] == ["shed has been offline"] * is_needed
+
+
 def events_of(scene: Scene) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [("operation", one) for one in scene.operations]
     return [*found, *([("pulse", scene.pulse)] if scene.pulse else [])]
@@ -215,6 +237,20 @@ def test_digests_are_those_of_everybody_else(modules: Run, content: bytes, step:
         return digest.hex();""",
     )
     assert found == hashlib.sha256(content).hexdigest()
+
+
+@SLOW
+@given(st.data())
+def test_what_was_changed_in_a_configuration_makes_the_new_one_of_the_old_one(
+    modules: Run, data: st.DataObject
+) -> None:
+    leaves = st.integers(0, 2) | st.lists(st.integers(0, 2), max_size=2) | st.sampled_from(["", "x"])
+    trees = st.recursive(leaves, lambda below: st.dictionaries(st.sampled_from("abc"), below, max_size=3), max_leaves=6)
+    configurations = st.dictionaries(st.sampled_from("abc"), trees, max_size=3)
+    before, after = data.draw(configurations), data.draw(configurations)
+    change = modules("parts/edit_model.js", f"return it.difference({json.dumps(before)}, {json.dumps(after)});")
+    assert patched(before, change) == after
+    assert (change == {}) == (before == after)
 
 
 def test_gaps_of_a_line_stay_gaps(modules: Run) -> None:

@@ -102,7 +102,9 @@ def test_partial_success_is_not_green_and_every_row_has_a_word(opened: Open, sta
     ]
     busy = page.locator(".noderow", has_text="laptop")
     expect(busy).to_contain_text("it is still working. Nothing is sent twice.")
-    expect(page.locator(".noderow", has_text="spare").get_by_role("button")).to_have_text("Retry on this node")
+    expect(page.locator(".noderow", has_text="spare").get_by_role("button")).to_have_text(
+        ["Retry on this node", "Copy"]
+    )
 
 
 def test_what_is_away_is_shown_as_last_known_and_what_is_unknown_as_unknown(opened: Open, states: str) -> None:
@@ -139,6 +141,14 @@ def test_somebody_who_may_only_look_sees_everything_and_no_button_that_changes_a
         )
         buttons = page.locator("main").get_by_role("button").all_inner_texts()
         assert [one for one in buttons if one.startswith(verbs)] == []
+    plan = {"nodes": [{"node_id": "id-desk", "node_name": "desk", "node_status": "healthy", "does": "install"}]}
+    page.route("**/api/operations/plan", lambda route: route.fulfill(json=plan))
+    page.goto(states.format("read-only") + "#/backends?show=all")
+    page.get_by_role("button", name="Which build?").first.click()
+    drawer = page.get_by_role("dialog")
+    expect(drawer.get_by_role("row", name="desk")).to_be_visible()
+    assert drawer.get_by_role("button").all_inner_texts() == ["✕", "Close"]
+    expect(drawer.get_by_role("checkbox")).to_have_count(0)
 
 
 @pytest.mark.parametrize("address", ["fleet", "operations", "backends?show=all", "models", "logs", "nodes/id-box"])
@@ -162,6 +172,7 @@ def test_a_lost_connection_is_said_and_the_last_state_stays(opened: Open, states
     expect(page.locator(".panel")).to_have_count(2)
     expect(page.locator(".fresh")).to_contain_text("reconnecting")
     expect(page.locator(".fresh")).to_contain_text("old")
+    expect(page.locator("main")).to_contain_text("Nothing needed you")
 
 
 def test_a_stream_that_is_not_allowed_is_not_asked_for_again_and_again(opened: Open, states: str) -> None:

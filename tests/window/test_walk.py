@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import urllib.request
@@ -20,6 +21,9 @@ import enginehouse
 from enginehouse.link.client import RawBody
 
 LONG_MS = 90_000
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 TINY = Path(enginehouse.__file__).parent / "gallery" / "tiny-chat-2m-q8_0.gguf"
 Open = Callable[..., Watched]
 
@@ -192,6 +196,36 @@ def test_an_upgrade_is_planned_done_rolled_back_and_deleted(
     expect(row).to_have_count(0, timeout=LONG_MS)
 
 
+def test_the_nodes_of_an_install_are_chosen_in_its_plan(signed_in: Open, fleet: Fleet, warehouse: Warehouse) -> None:
+    """And the request stays in the history of that node, not of the others, also for who opens the page later."""
+    warehouse.publish("spoilt", "chosen")
+    page = signed_in().page
+    page.goto(f"{fleet.first.url}/#/backends?q=spoilt&show=all")
+    page.get_by_role("button", name="Plan the install of spoilt").click()
+    drawer = page.get_by_role("dialog")
+    expect(drawer.get_by_role("button", name="Install on 3 nodes")).to_be_visible()
+    for name in ("worker-2", "worker-3"):
+        drawer.get_by_label(name).uncheck()
+    expect(drawer).to_contain_text("1 node would change")
+    drawer.get_by_role("button", name="Install on 1 node").click()
+    follow(page, "Install of lab@spoilt was accepted.")
+    expect(page.locator("h1")).to_have_text("Install spoilt: 1 of 1 done.", timeout=LONG_MS)
+    expect(page.locator(".moments")).to_contain_text("worker-1: done.")
+
+    made = page.url.rpartition("/")[2]
+    own = page.locator(f'.rows a[href="#/operations/{made}"]')
+    page.goto(f"{fleet.first.url}/#/nodes/worker-1")
+    page.reload()
+    expect(own).to_contain_text("Install spoilt")
+    page.goto(f"{fleet.first.url}/#/operations")
+    page.get_by_label("Filter by node").select_option("worker-2")
+    expect(page.get_by_text("Reading the history")).to_have_count(0)
+    expect(own).to_have_count(0)
+    page.get_by_label("Filter by node").select_option("worker-1")
+    expect(own).to_contain_text("Install spoilt")
+    fleet.done("delete", "spoilt", ["worker-1"])
+
+
 def test_a_file_of_this_computer_becomes_a_model_that_answers(
     signed_in: Open, fleet: Fleet, warehouse: Warehouse
 ) -> None:
@@ -230,6 +264,27 @@ def test_a_file_of_this_computer_becomes_a_model_that_answers(
     )
     page.get_by_role("button", name="Scale…").click()
     page.get_by_role("button", name="Remove the schedule").click()
+    page.get_by_role("button", name="Edit…").first.click()
+    text = page.get_by_label("Configuration as JSON")
+    text.fill('{"name": "voice", "backend": "speaker", ')
+    expect(page.get_by_role("alert")).to_contain_text("not valid JSON")
+    expect(page.get_by_role("button", name="Store the configuration")).to_be_disabled()
+    text.fill('{"name": "voice", "backend": "speaker", "known_usecases": ["chat", "vision"]}')
+    page.get_by_role("button", name="Store the configuration").click()
+    expect(page.locator(".message", has_text="voice has a new configuration.")).to_be_visible()
+    stored = fleet.first.get("/api/models/voice")
+    assert stored["config"]["known_usecases"] == ["chat", "vision"]
+    assert [file["name"] for file in stored["files"]] == [TINY.name]
+    page.goto(f"{fleet.first.url}/#/chat?model=voice")
+    page.locator("label.button", has_text="Add a picture").locator("input").set_input_files(
+        {"name": "dot.png", "mimeType": "image/png", "buffer": DOT}
+    )
+    page.get_by_label("Your message").fill("What is this?")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Your message")).to_have_value("")
+    expect(page.locator(".said.mine").last.get_by_role("img", name="dot.png")).to_be_visible()
+    expect(page.locator(".said.theirs").last).to_contain_text("I am here", timeout=LONG_MS)
+    page.goto(f"{fleet.first.url}/#/models/voice")
     page.get_by_role("button", name="Delete…").click()
     page.get_by_label("Type voice to confirm").fill("voice")
     page.get_by_role("dialog").get_by_role("button", name="Delete voice").click()
@@ -348,14 +403,15 @@ def test_a_log_is_followed_and_a_machine_that_is_drained_says_when_it_is_safe(
     # Without what its server says of clients that leave, which would push the line out of sight.
     quiet = "import socketserver; socketserver.BaseServer.handle_error = lambda *_: None\n"
     chatty = "print('engine: ready \\x1b[31mred\\x1b[0m', flush=True)\n"
-    warehouse.publish("speaker", "said", run=program("I am here", first=quiet + chatty))
+    # An engine that no other test has installed: what is installed is not fetched again.
+    warehouse.publish("talker", "said", run=program("I am here", first=quiet + chatty))
     content = TINY.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     page = signed_in().page
     whole = RawBody(content, {"Content-Range": f"bytes 0-{len(content) - 1}/{len(content)}"})
     fleet.first.client.request_bytes("PUT", f"/api/uploads/{digest}", whole)
     file = {"name": "tiny.gguf", "uri": f"upload:{digest}", "sha256": digest, "size_bytes": len(content)}
-    fleet.first.post("/api/models", {"name": "logged", "backend": "speaker", "files": [file]})
+    fleet.first.post("/api/models", {"name": "logged", "backend": "talker", "files": [file]})
     fleet.ended(fleet.first.post("/api/models/logged/load", {"node": "worker-1"}))
     page.goto(f"{fleet.first.url}/#/logs")
     page.get_by_role("link", name="logged on worker-1").click()

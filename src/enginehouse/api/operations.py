@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -22,7 +23,7 @@ from enginehouse.api.requests import (
 from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.ids import OperationId
 from enginehouse.core.name import shown
-from enginehouse.core.operation import BackendRequest
+from enginehouse.core.operation import ALL_OPERATIONS, ENDED, BackendRequest, OperationFilter, OperationKind
 from enginehouse.core.reference import is_digest, parse_uri, shown_uri
 from enginehouse.core.views import OperationSummary, OperationView
 from enginehouse.frontend.operations.canary import Canaries
@@ -34,6 +35,8 @@ from enginehouse.frontend.watching.summaries import Summaries
 
 MAX_LISTED = 500
 _MAX_ID = 64  # an id of an operation is shorter
+_KINDS = get_args(OperationKind)
+_STATUSES = ("open", *sorted(ENDED))
 _OUTCOMES = {"succeeded": "completed", "partial": "failed", "superseded": "cancelled"}
 
 
@@ -93,17 +96,23 @@ class OperationRoutes:
         return json_response(await self._planner.plan(await _requested(request)))
 
     async def every(self, request: Request) -> Response:
-        limit, before = limit_of(request, MAX_LISTED), _before(request)
+        limit, before, wanted = limit_of(request, MAX_LISTED), _before(request), _wanted(request)
         listed: Summaries | Board = self._board if is_true(request, "rows", "true") else self._summaries
         views: Sequence[OperationView | OperationSummary]
         if is_true(request, "all", "false"):
-            views = await listed.page(limit, before)
+            views = await listed.page(limit, before, wanted)
             return await list_response(request, {"operations": views, **_next(views, limit)})
         if before:
             raise Invalid(
                 "cannot use `before` with the list of open operations: it works with `all=true` and with the history",
                 code="unsupported",
                 param="before",
+            )
+        if wanted != ALL_OPERATIONS:
+            raise Invalid(
+                "cannot choose among the open operations: `kind`, `status` and `node` work with `all=true`",
+                code="unsupported",
+                param=next(name for name in ("kind", "status", "node") if getattr(wanted, name)),
             )
         # A load that failed on one node and succeeded on another counts as succeeded.
         shown_ones = ("queued", "running", "failed", "partial")
@@ -176,6 +185,18 @@ def _before(request: Request) -> OperationId | None:
     if len(given) > _MAX_ID or not given.isprintable():
         raise NotFound(f"cannot list operations before {shown(given)}: there is no such operation", param="before")
     return OperationId(given) if given else None
+
+
+def _wanted(request: Request) -> OperationFilter:
+    kind, status, node = (request.query_params.get(name, "") for name in ("kind", "status", "node"))
+    for name, given, known in (("kind", kind, _KINDS), ("status", status, _STATUSES)):
+        if given and given not in known:
+            raise Invalid(
+                f"cannot use {shown(given)} as `{name}`: it must be one of {', '.join(known)}",
+                code="invalid_name",
+                param=name,
+            )
+    return OperationFilter(kind=kind, status=status, node=node)
 
 
 def _next(views: Sequence[OperationView | OperationSummary], limit: int) -> dict[str, str]:

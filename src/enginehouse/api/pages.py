@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterable
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,7 +23,10 @@ from enginehouse.core.name import shown
 
 ROOT = Path(__file__).parent / "web"
 INDEX = "index.html"
-THEME = "theme.js"  # the one script that is no module
+SHEETS = "styles.css"  # all style sheets of the first file in one
+FIRST = ("main.js", "pages/fleet.js")  # what is shown first; other pages are imported when they are
+_SHEET = re.compile(rb'<link rel="stylesheet" href="/web/([^"]+)">\n')
+_IMPORT = re.compile(rb'^(?:import|export) .*?from "(\.[^"]+)";', re.MULTILINE | re.DOTALL)
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PAGE_HEADERS = {
     # Pictures and sounds of a chat are `blob:` and `data:`; nothing is loaded from another server.
@@ -47,7 +52,10 @@ class PageRoutes:
     def __init__(self) -> None:
         found = (path for path in sorted(ROOT.rglob("*")) if path.is_file() and path.suffix in _KINDS)
         self._files = {path.relative_to(ROOT).as_posix(): _page_file(path, path.read_bytes()) for path in found}
-        self._index = _page_file(ROOT / INDEX, _with_modules(ROOT / INDEX, self._files))
+        index = self._files[INDEX].plain
+        sheets = [name.decode() for name in _SHEET.findall(index)]
+        self._files[SHEETS] = _page_file(ROOT / SHEETS, b"".join(self._files[name].plain for name in sheets))
+        self._index = _page_file(ROOT / INDEX, _with_modules(_with_one_sheet(index), self._files))
 
     async def index(self, request: Request) -> Response:
         return _answer(self._index, request)
@@ -67,13 +75,32 @@ def _page_file(path: Path, plain: bytes) -> PageFile:
     return PageFile(f"{_KINDS[path.suffix]}; charset=utf-8", plain, packed, etag)
 
 
-def _with_modules(index: Path, names: Iterable[str]) -> bytes:
-    """The first file with the names of all modules, so that a browser asks for them at once and not one after the other
-    as it finds out who needs whom.
+def _with_one_sheet(index: bytes) -> bytes:
+    """The first file with all of its style sheets in one, because nothing is shown before the last of them is here."""
+    first = _SHEET.search(index)
+    assert first is not None, f"{INDEX} has no style sheet"
+    one = first.group(0).replace(first.group(1), SHEETS.encode())
+    return index[: first.start()] + one + _SHEET.sub(b"", index[first.start() :])
+
+
+def _with_modules(index: bytes, files: Mapping[str, PageFile]) -> bytes:
+    """The first file with the names of the modules of the first page, so that a browser asks for them at once and not
+    one after the other as it finds out who needs whom. Those of other pages come later.
     """
-    modules = [name for name in sorted(names) if name.endswith(".js") and name != THEME]
-    links = "\n".join(f'<link rel="modulepreload" href="/web/{name}">' for name in modules)
-    return index.read_bytes().replace(b"</head>", links.encode() + b"\n</head>")
+    links = "\n".join(f'<link rel="modulepreload" href="/web/{name}">' for name in _needed(FIRST, files))
+    return index.replace(b"</head>", links.encode() + b"\n</head>")
+
+
+def _needed(names: Iterable[str], files: Mapping[str, PageFile]) -> list[str]:
+    """These modules and all that they import, each once."""
+    found = dict.fromkeys(names)
+    for name in (waiting := list(found)):
+        for path in _IMPORT.findall(files[name].plain):
+            imported = posixpath.normpath(posixpath.join(posixpath.dirname(name), path.decode()))
+            if imported not in found:
+                found[imported] = None
+                waiting.append(imported)
+    return list(found)
 
 
 def _answer(file: PageFile, request: Request) -> Response:

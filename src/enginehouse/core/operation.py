@@ -27,6 +27,17 @@ ENDED: frozenset[OperationStatus] = frozenset({"succeeded", "partial", "failed",
 NodeWord = Literal["queued", "downloading", "running_on_worker", "success", "error", "cancelled", "superseded"]
 
 
+class OperationFilter(Struct, frozen=True, kw_only=True):
+    """Which operations a list is about; what is empty chooses all of them."""
+
+    kind: str = ""
+    status: str = ""  # "open", or how it ended
+    node: str = ""  # id or name of a node for which it has an intent
+
+
+ALL_OPERATIONS = OperationFilter()
+
+
 class Excluded(Struct, frozen=True):
     """A node that was left out, and the reason."""
 

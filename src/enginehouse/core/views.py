@@ -42,6 +42,8 @@ class NodeRow(Struct, kw_only=True, omit_defaults=True):
     total_bytes: int | None = None
     due_in_seconds: float | None = None
     note: str = ""  # the worker's remark on a success, such as `already_absent`
+    startedAt: str = ""  # when the present attempt was sent
+    finishedAt: str = ""
 
     @property
     def is_open(self) -> bool:

@@ -435,11 +435,11 @@ def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given
     if kind not in (ClientSettings, WorkerSettings):
         return
     directory: Path = values["data"]
-    running = _running_server(directory)
+    running, is_of_server = _running_server(directory), (directory / "admin.token").exists()
     if "url" not in values:
         if not running:
             refusal, what = (Unavailable, "a server") if kind is ClientSettings else (Invalid, "a frontend to join")
-            is_node = (directory / "node.json").exists() and not (directory / "admin.token").exists()
+            is_node = (directory / "node.json").exists() and not is_of_server
             advice = "start one with `enginehouse up`, or name one with --url"
             if is_node and kind is ClientSettings:
                 advice = "this machine is a node. Work on its server, or name that once with `enginehouse login URL`"
@@ -447,8 +447,10 @@ def _fill_missing(kind: type[Settings], values: dict[str, Any], *, is_data_given
         values["url"] = running
     if "token" not in values:
         name = "admin.token" if kind is ClientSettings else "join.token"
-        # The token of this machine's server must not be sent to another server given with --url.
+        # The token of this machine's server must not be sent to another server given with --url. Without a server here,
+        # the join token is what an earlier join was given.
         is_ours = is_data_given or values["url"] == running or is_loopback_url(values["url"])
+        is_ours |= kind is WorkerSettings and not is_of_server
         values["token"] = _token_in(directory / name) if is_ours else ""
 
 

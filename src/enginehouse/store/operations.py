@@ -18,7 +18,14 @@ from enginehouse.core.action import UnknownAction
 from enginehouse.core.errors import Conflict
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import OPEN, Change, Intent
-from enginehouse.core.operation import ENDED, Operation, OperationKind, status_by_states
+from enginehouse.core.operation import (
+    ALL_OPERATIONS,
+    ENDED,
+    Operation,
+    OperationFilter,
+    OperationKind,
+    status_by_states,
+)
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import (
     STRUCTURED,
@@ -30,7 +37,7 @@ from enginehouse.store.rows import (
     slices,
     text_of,
 )
-from enginehouse.store.schema import intents, operation_intents, operations
+from enginehouse.store.schema import intents, nodes, operation_intents, operations
 
 # Statements that run many times a second are built once.
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
@@ -120,12 +127,23 @@ def many(connection: Connection, operation_ids: Iterable[OperationId]) -> dict[O
 
 
 def recent(
-    connection: Connection, limit: int, before: Operation | None = None, *, is_ended: bool = False
+    connection: Connection,
+    limit: int,
+    before: Operation | None = None,
+    *,
+    is_ended: bool = False,
+    wanted: OperationFilter = ALL_OPERATIONS,
 ) -> list[Operation]:
     """Newest first: all operations, or only ended ones; `before` is the last operation of the previous page."""
     query = select(operations).order_by(operations.c.created_at.desc(), operations.c.id.desc()).limit(limit)
     if is_ended:
         query = query.where(operations.c.ended_as != "")
+    if wanted.kind:
+        query = query.where(operations.c.kind == wanted.kind)
+    if wanted.status:
+        query = query.where(operations.c.ended_as == ("" if wanted.status == "open" else wanted.status))
+    if wanted.node:
+        query = query.where(operations.c.id.in_(_of_node(wanted.node)))
     if before is not None:
         same_moment = and_(operations.c.created_at == before.created_at, operations.c.id < before.id)
         query = query.where(
@@ -133,6 +151,12 @@ def recent(
             or_(operations.c.created_at < before.created_at, same_moment),
         )
     return select_operations(connection, query)
+
+
+def _of_node(id_or_name: str) -> Select[tuple[str]]:
+    chosen = select(nodes.c.id).where(or_(nodes.c.id == id_or_name, nodes.c.name == id_or_name))
+    joined = operation_intents.join(intents, intents.c.id == operation_intents.c.intent_id)
+    return select(operation_intents.c.operation_id).select_from(joined).where(intents.c.node_id.in_(chosen))
 
 
 def steered(connection: Connection, name: str | None = None, *, kind: OperationKind = "load") -> list[Operation]:

@@ -3,6 +3,7 @@
 import { isEnded } from "./state.js";
 import * as words from "./words.js";
 
+const ARRIVING_SECONDS = 60;
 export const FULL_DISK = 0.05; // of the disk that is free
 
 /** `{key, kind, colour, text, link?, action?: {label, name, …}}` per matter. */
@@ -37,7 +38,7 @@ export function attention(state, now) {
         action: { name: "link", label: "Show its log" },
       });
     }
-    if (node.health === "offline") {
+    if (node.health === "offline" && !isArriving(state, node, now)) {
       const many = waiting.get(node.id) || 0;
       found.push({
         key: `away ${node.id}`,
@@ -115,6 +116,9 @@ export function heardAt(state, node) {
   const vitals = state.vitals.get(node.id);
   return Math.max(vitals ? vitals.heard_at : 0, words.seconds(node.last_heartbeat));
 }
+
+/** Whether a machine that was just approved may still be on its way: it asks again after a pause. */
+export const isArriving = (state, node, now) => words.isNew(node) && now - heardAt(state, node) < ARRIVING_SECONDS;
 
 export const nameOf = (state) => (id) => (state.nodes.get(id) || {}).name || id;
 

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 /** The pieces of a line without unknown values, as points of an SVG. */
-export function pieces(values, width, height, top) {
+export function pieces(values, width, height, top, above = 0) {
   const found = [];
   let piece = [];
   values.forEach((value, at) => {
@@ -13,7 +13,7 @@ export function pieces(values, width, height, top) {
       return;
     }
     const x = values.length > 1 ? (at * width) / (values.length - 1) : width;
-    piece.push(`${x.toFixed(1)},${(height - (Math.min(value, top) / top) * height).toFixed(1)}`);
+    piece.push(`${x.toFixed(1)},${(height - (Math.min(value, top) / top) * (height - above)).toFixed(1)}`);
   });
   if (piece.length) found.push(piece);
   return found.map((one) =>
@@ -31,21 +31,43 @@ export function ceiling(values) {
   return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= highest);
 }
 
-/** A small line without axes. */
-export function spark(values, { label, top, width = 96, height = 20 } = {}) {
-  const highest = top || ceiling(values);
-  const last = known(values).at(-1);
+/** The averages of neighbours, so that a small line has no more points than can be seen. */
+function fewer(values, most) {
+  const each = Math.ceil(values.length / most);
+  if (each <= 1) return values;
+  const found = [];
+  for (let from = 0; from < values.length; from += each) {
+    let [sum, many] = [0, 0];
+    for (let at = Math.min(from + each, values.length) - 1; at >= from; at -= 1) {
+      if (values[at] === null || values[at] === undefined) continue;
+      sum += values[at];
+      many += 1;
+    }
+    found.push(many ? sum / many : null);
+  }
+  return found;
+}
+
+/** A small line without axes. It is drawn once for the same list. */
+export function spark(values, options) {
+  if (!sparks.has(values)) sparks.set(values, drawnSpark(values, options));
+  return sparks.get(values);
+}
+
+const sparks = new WeakMap(); // by the list of values, which is another one when a value is added
+
+function drawnSpark(values, { label, top, width, height }) {
+  const lines = pieces(fewer(values, width / 2), width, height - 1, top || ceiling(values), 1);
   return h(
     "svg",
     {
       class: "spark",
       viewBox: `0 0 ${width} ${height}`,
-      width,
-      height,
+      preserveAspectRatio: "none",
       role: "img",
-      "aria-label": label || (last === undefined ? "no figures yet" : "the last hour"),
+      "aria-label": lines.length ? label : `${label}: no figures yet`,
     },
-    pieces(values, width, height - 2, highest).map((points) => h("polyline", { points })),
+    lines.map((points) => h("polyline", { points })),
   );
 }
 
@@ -73,13 +95,13 @@ export function plot(title, values, { format, stepSeconds = 10, isShare = false 
       },
       h("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }),
       h("line", { class: "grid", x1: 0, x2: width, y1: height / 2, y2: height / 2 }),
-      pieces(values, width, height - 4, top).map((points) => h("polyline", { points })),
+      pieces(values, width, height, top, 4).map((points) => h("polyline", { points })),
     ),
     h(
       "div",
       { class: "range" },
       h("span", null, `${Math.round((values.length * stepSeconds) / 60)} min ago`),
-      h("span", null, all.length ? `highest ${format(top)}` : "no figures yet"),
+      h("span", null, all.length ? `highest ${format(Math.max(...all))}` : "no figures yet"),
       h("span", null, "now"),
     ),
   );

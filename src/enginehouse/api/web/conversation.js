@@ -3,6 +3,8 @@
 import { readEvents, send } from "./client.js";
 import { changed } from "./live.js";
 
+const MEASURED_SECONDS = 0.2; // of tokens, until their rate is shown
+
 /** `messages`: {role, content, files?, model?, reasoning?, node?, firstToken?, perSecond?, tokens?, ended?, error?} */
 export const conversation = { messages: [], running: null, system: "" };
 
@@ -76,7 +78,8 @@ async function stream(body, { answer, began, stopping }) {
     }
     if (data.usage) answer.tokens = data.usage.completion_tokens;
     const seconds = (performance.now() - first) / 1000;
-    if (pieces > 1 && seconds > 0) answer.perSecond = (Math.max(answer.tokens || 0, pieces) - 1) / seconds;
+    // A short answer may arrive in one piece: then its speed is that of the network, and says nothing.
+    if (pieces > 1 && seconds > MEASURED_SECONDS) answer.perSecond = (Math.max(answer.tokens || 0, pieces) - 1) / seconds;
     changed();
   }
   if (!first) answer.ended = "an empty answer";

@@ -124,8 +124,11 @@ function patch(old, wanted, isSvg) {
   }
   update(element, element.shownChildren || [], wanted.children, isSvg || wanted.tag === "svg");
   for (const name in old.props) if (!(name in wanted.props)) set(element, name, old.props[name], undefined);
-  for (const name in wanted.props)
-    if (old.props[name] !== wanted.props[name]) set(element, name, old.props[name], wanted.props[name]);
+  for (const name in wanted.props) {
+    // A person may have typed since the last drawing, so the value of a field is compared with the field itself.
+    if (name === "value" || old.props[name] !== wanted.props[name])
+      set(element, name, old.props[name], wanted.props[name]);
+  }
   return wanted;
 }
 
@@ -142,7 +145,7 @@ function set(element, name, before, value) {
       if (!before || before[key] !== value[key]) element.style.setProperty(key, value[key]);
   } else if (PROPERTIES.has(name)) {
     // A value is set only where it differs, so a cursor stays in its place.
-    const wanted = value === undefined ? (name === "value" ? "" : false) : value;
+    const wanted = name === "value" ? String(value ?? "") : (value ?? false);
     if (element[name] !== wanted) element[name] = wanted;
   } else if (value === undefined || value === null || value === false) {
     element.removeAttribute(name);

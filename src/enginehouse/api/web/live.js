@@ -25,8 +25,14 @@ let lastId = "";
 let drawing = 0;
 let drawnAt = 0;
 let tookMs = 0;
+let isGreeted = false; // whether the present stream has brought anything
 let listing = 0; // the timer of the next attempt
 const missing = new Set(); // lists that could not be read
+
+const STALE_MS = 8_000; // the server sends a sign of life every five seconds
+
+/** Whether what is shown is so now. */
+export const isFresh = ({ status, heardAt }) => status === "live" && Date.now() - 1000 * heardAt < STALE_MS;
 
 /** The server's clock as it is now, in seconds. */
 export const now = () => Date.now() / 1000 + state.ahead;
@@ -82,6 +88,7 @@ async function follow(signal) {
   let pause = FIRST_PAUSE_MS;
   while (!signal.aborted) {
     const began = Date.now();
+    isGreeted = false;
     try {
       await read(signal);
     } catch (error) {
@@ -94,8 +101,10 @@ async function follow(signal) {
       }
     }
     if (signal.aborted) return;
-    if (Date.now() - began > 5_000) pause = FIRST_PAUSE_MS;
+    if (isGreeted && Date.now() - began > 5_000) pause = FIRST_PAUSE_MS;
     connection.status = "reconnecting";
+    // A server that answers and whose stream does not come through: something between holds it back, so it is asked.
+    if (!isGreeted && began + SILENCE_MS <= Date.now()) await list(ALL);
     changed();
     await rest(pause * (0.75 + Math.random() / 2), signal);
     pause = Math.min(LONGEST_PAUSE_MS, 2 * pause);
@@ -130,6 +139,7 @@ async function read(signal) {
       connection.heardAt = Date.now() / 1000;
       if (event.id) lastId = event.id;
       if (event.event === "hello") {
+        isGreeted = true;
         connection.status = "live";
         connection.error = "";
         // What a resumed stream missed it sends itself; of models it has no list of the present ones.
@@ -186,6 +196,7 @@ export async function list(names) {
     }
   });
   putLists(state, lists, Date.now() / 1000);
+  if (!isGreeted && !missing.size) connection.heardAt = Date.now() / 1000;
   changed(true); // a person waits for the first lists, and they are rare
   clearTimeout(listing);
   if (missing.size) listing = setTimeout(() => connection.status === "live" && list(missing), FIRST_PAUSE_MS * 4);

@@ -3,16 +3,17 @@
 // Pages are functions of the live state and of the address; each file under `pages/` has one or two. A page is
 // `{view(context), enter?(context), leave?(), title}`; `context` has the route, the state, and what a person may do.
 
+import { attention } from "./attention.js";
 import { get, Refusal, whenSignedOut } from "./client.js";
 import { stop as stopAnswer } from "./conversation.js";
 import { forgetUnused, h, render } from "./dom.js";
 import * as keys from "./keys.js";
 import * as live from "./live.js";
 import { current } from "./route.js";
-import { pages } from "./pages/table.js";
+import { loadAll, pageOf } from "./pages/table.js";
 import * as login from "./pages/login.js";
-import { clear, complain, layers } from "./parts/layers.js";
-import { shell } from "./parts/shell.js";
+import { clear, closeAll, complain, layers } from "./parts/layers.js";
+import { foldPages, shell } from "./parts/shell.js";
 
 const app = document.getElementById("app");
 const session = { name: "", role: "", version: "", frontend: "" };
@@ -20,10 +21,12 @@ const AGAIN_MS = 3_000; // until a server that does not answer yet is asked agai
 let isHere = false; // whether a session is known
 let wasHere = false; // whether one was, and has ended
 let again = 0;
+let hasOthers = false; // whether the modules of all pages were asked for
 let shown = null; // the page that was entered
 let shownAt = "";
 
 export async function start() {
+  pageOf(current()); // its modules come while the session is asked for
   whenSignedOut(leave);
   window.addEventListener("hashchange", arrive);
   window.addEventListener("focus", lookAgain);
@@ -43,6 +46,8 @@ async function useLink() {
 
 /** Another address. A login link pasted into a tab that shows the page does not load it anew, so it is used here. */
 async function arrive() {
+  foldPages();
+  closeAll(); // what lies over a page belongs to that page
   if (current().page === "login") {
     const failure = await useLink();
     if (failure === undefined)
@@ -89,12 +94,13 @@ function leave() {
 }
 
 function context() {
-  const route = current();
+  const now = live.now();
   return {
-    route,
+    route: current(),
     state: live.state,
+    needs: isHere ? attention(live.state, now) : [],
     connection: live.connection,
-    now: live.now(),
+    now,
     session,
     canAct: session.role === "admin",
     refresh: () => live.changed(true),
@@ -109,13 +115,18 @@ function draw() {
     document.title = "Enginehouse";
     render(app, login.view({ ...here, enter }));
   } else {
-    const page = pages[here.route.page] || pages.missing;
+    const page = pageOf(here.route);
     show(page, `${here.route.page}/${here.route.parts.join("/")}`, here);
     document.title = `${page.title(here)} · Enginehouse`;
     render(app, shell(here, shownSafely(here, page)));
   }
   render(document.getElementById("layers"), layers(here));
   forgetUnused();
+  // The first page is there, so the others may come.
+  if (isHere && here.state.isListed && !hasOthers) {
+    hasOthers = true;
+    requestAnimationFrame(() => setTimeout(loadAll));
+  }
 }
 
 /** A page that fails says so; the others, and what lies around it, go on. */
@@ -138,11 +149,11 @@ function shownSafely(here, page) {
 /** Tells a page that it is entered or left; another address of the same page is another visit. */
 function show(page, address, here) {
   if (address === shownAt && page === shown) return;
-  const before = shown;
+  const [before, from] = [shown, shownAt];
   shown = page;
   shownAt = address;
   if (before && before.leave) before.leave();
-  if (page && page.enter) page.enter(here);
+  if (page && page.enter) page.enter({ ...here, cameFrom: before && before.enter ? from : "" });
   if (page) requestAnimationFrame(() => window.scrollTo(0, 0));
 }
 

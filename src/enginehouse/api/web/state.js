@@ -5,6 +5,9 @@
 
 export const KEPT_ENDED = 50; // operations that have ended, of the page's own time
 
+const FETCHING = new Set(["install_backend", "pull_model"]);
+export const OPEN_ROWS = new Set(["queued", "downloading", "running_on_worker"]);
+
 export function emptyState() {
   return {
     nodes: new Map(), // by id
@@ -51,10 +54,10 @@ export function putOperation(state, found, now) {
   const known = state.operations.get(found.jobID);
   if (known && (known.revision || 0) > (found.revision || 0)) return false;
   const merged = followed(known, found);
-  for (const row of merged.nodes || []) steady(row, known && known.byIntent && known.byIntent.get(row.intent));
+  for (const row of merged.nodes || []) steady(row, known && known.byIntent && known.byIntent.get(row.intent), now);
   merged.byIntent = new Map((merged.nodes || []).map((row) => [row.intent, row]));
   merged.totals = totals(merged, known && known.totals);
-  merged.rate = rateOf(known, merged, now);
+  merged.rate = rateOf(known && known.rate, merged.totals.currentBytes, now);
   if (isEnded(merged) && (!known || !isEnded(known))) merged.endedHere = known ? now : 0;
   else if (known) merged.endedHere = known.endedHere;
   state.operations.set(merged.jobID, merged);
@@ -81,8 +84,9 @@ function followed(known, found) {
 }
 
 /** Within an attempt, bytes and percent of a row never decrease, and its total stays what it was first. */
-function steady(row, before) {
+function steady(row, before, now) {
   if (!before || before === row || before.attempt !== row.attempt || row.status !== before.status) return;
+  row.rate = rateOf(before.rate, row.current_bytes || 0, now);
   if (before.total_bytes && row.total_bytes && row.file_name === before.file_name) {
     row.current_bytes = Math.max(row.current_bytes || 0, before.current_bytes || 0);
   }
@@ -99,20 +103,21 @@ export function totals(operation, before) {
   const total = operation.totalBytes || 0;
   const current = operation.currentBytes || 0;
   const isSame = before && !isEnded(operation);
+  // Until every node has said how much it has to fetch, a sum of these would be a denominator that grows.
+  const isWhole = rows.every((row) => !FETCHING.has(row.kind) || row.total_bytes || !OPEN_ROWS.has(row.status));
   return {
     count,
     done: isSame ? Math.max(done, before.done) : done,
     failed,
     totalBytes: isSame ? Math.max(total, before.totalBytes) : total,
     currentBytes: isSame ? Math.max(current, before.currentBytes) : current,
+    isWhole: isWhole || Boolean(isSame && before.isWhole),
     percent: isSame ? Math.max(operation.progress || 0, before.percent) : operation.progress || 0,
   };
 }
 
 /** Bytes per second over the last seconds, so that the figure holds still. */
-function rateOf(known, merged, now) {
-  const bytes = merged.totals.currentBytes;
-  const last = known && known.rate;
+function rateOf(last, bytes, now) {
   if (!last) return { at: now, bytes, perSecond: 0 };
   const seconds = now - last.at;
   if (seconds < 1) return last;

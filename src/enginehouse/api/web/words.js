@@ -29,8 +29,11 @@ export function bytesOf(current, total) {
 }
 
 export function count(number, noun, plural = `${noun}s`) {
-  return `${number.toLocaleString("en")} ${number === 1 ? noun : plural}`;
+  return `${grouped(number)} ${number === 1 ? noun : plural}`;
 }
+
+/** A whole number with its thousands apart. Without the browser's own formats: making the first takes 30 ms. */
+export const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ",");
 
 /** A rate with as many digits as mean something. */
 export function rate(perSecond) {
@@ -64,8 +67,18 @@ export function ago(at, now) {
   return at ? `${span(now - at)} ago` : "never";
 }
 
+const two = (number) => String(number).padStart(2, "0");
+
+/** The time of day here. */
+export function time(at) {
+  const date = new Date(at * 1000);
+  return at ? `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}` : "";
+}
+
+/** Day and time here, which every reader understands. */
 export function absolute(at) {
-  return at ? new Date(at * 1000).toLocaleString() : "";
+  const date = new Date(at * 1000);
+  return at ? `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${time(at)}` : "";
 }
 
 // Marks: [shape, word, colour]. The shape and the word say it without the colour.
@@ -125,8 +138,13 @@ const NODES = {
   draining: ["◒", "drained", "idle"],
 };
 
+/** Whether a machine of ours was approved and has not reported since; one of LocalAI's has no fingerprint. */
+export const isNew = (node) =>
+  Boolean(node.approved && node.health === "offline" && node.fingerprint && !node.worker_version);
+
 export function nodeMark(node) {
   if (node.removedAt) return ["⊘", "removed", "idle"];
+  if (isNew(node)) return ["○", "approved, not connected yet", "idle"];
   if (node.approved && node.degraded) return ["◔", "no commands reach it", "warn"];
   if (node.approved && node.drained && node.health !== "healthy") return ["◌", `drained, ${node.health}`, "idle"];
   return NODES[node.status] || ["○", node.status, "idle"];
@@ -168,11 +186,23 @@ export function doneOf(operation) {
   return `${done} of ${count(total, operation.kind === "load" ? "step" : "node")}`;
 }
 
+/** How much of an operation was fetched: of a total only when that is known of every node. */
+export function amountOf(operation) {
+  const { totalBytes, currentBytes, isWhole } = operation.totals;
+  if (isWhole) return bytesOf(currentBytes, totalBytes);
+  return currentBytes ? `${bytes(currentBytes)} so far` : "";
+}
+
+/** The present rate of an operation or of one of its rows; "" while nothing moves. */
+export function rateText(one, isMoving) {
+  return isMoving && one.rate && one.rate.perSecond > 1 ? `${bytes(one.rate.perSecond)}/s` : "";
+}
+
 /** The time that is left at the present rate; "" where nothing is known of it. */
 export function timeLeft(operation) {
-  const { totalBytes, currentBytes } = operation.totals;
+  const { totalBytes, currentBytes, isWhole } = operation.totals;
   const perSecond = operation.rate ? operation.rate.perSecond : 0;
-  if (!totalBytes || !perSecond || currentBytes >= totalBytes) return "";
+  if (!isWhole || !totalBytes || !perSecond || currentBytes >= totalBytes) return "";
   return `${clock((totalBytes - currentBytes) / perSecond)} left`;
 }
 

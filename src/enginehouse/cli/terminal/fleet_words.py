@@ -20,6 +20,7 @@ from enginehouse.core.views import NodeView, OperationView
 
 UNKNOWN = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
+ARRIVING_SECONDS = 60.0
 NEARLY_FULL = 0.05  # free, of a disk
 _NODES = {"healthy": "●", "unhealthy": "◔", "offline": "◌"}
 _UNREACHED = "{} sends heartbeats, but commands do not reach it. Check that it reaches the port of NATS."
@@ -147,7 +148,11 @@ def needs(state: FleetState, at: float) -> list[Need]:
             for node in approved
             if node.degraded
         ),
-        *(_away(node, state, at) for node in approved if node.health == "offline"),
+        *(
+            _away(node, state, at)
+            for node in approved
+            if node.health == "offline" and not _is_arriving(node, state, at)
+        ),
     ]
 
 
@@ -215,9 +220,22 @@ def state_of(node: NodeView) -> tuple[str, str]:
         return "○", "asks to join"
     if node.degraded:
         return "◔", "no commands reach it"
+    if _is_new(node):
+        return "○", "approved, not connected yet"
     if node.drained:
         return ("◒", "drained") if node.health == "healthy" else ("◌", f"drained, {node.health}")
     return _NODES.get(node.health, "○"), node.health or node.status
+
+
+def _is_new(node: NodeView) -> bool:
+    """Whether a machine of ours was approved and has not reported since; one of LocalAI's has no fingerprint."""
+    return node.approved and node.health == "offline" and bool(node.fingerprint) and not node.worker_version
+
+
+def _is_arriving(node: NodeView, state: FleetState, at: float) -> bool:
+    """Whether it was just approved and may still be on its way: it asks again after a pause."""
+    age = state.heartbeat_age(node.id, at)
+    return _is_new(node) and age is not None and age < ARRIVING_SECONDS
 
 
 def _pending(node: NodeView) -> Need:

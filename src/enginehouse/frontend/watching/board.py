@@ -19,7 +19,7 @@ from enginehouse.core.errors import NotFound, Unavailable
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.node import Node
-from enginehouse.core.operation import unknown_operation
+from enginehouse.core.operation import ALL_OPERATIONS, OperationFilter, unknown_operation
 from enginehouse.core.progress import Progress, continued, is_newer
 from enginehouse.core.views import NodeView, OperationView
 from enginehouse.frontend.watching.events import Events
@@ -112,15 +112,20 @@ class Board:
         return [self._render(snapshot) for snapshot in await self._store.read(work)]
 
     async def page(
-        self, limit: int, before: OperationId | None = None, *, is_ended: bool = False
+        self,
+        limit: int,
+        before: OperationId | None = None,
+        wanted: OperationFilter = ALL_OPERATIONS,
+        *,
+        is_ended: bool = False,
     ) -> list[OperationView]:
-        """Return all operations, or only the ended ones, newest first, beginning after `before`."""
+        """Return the wanted operations, or only the ended ones, newest first, beginning after `before`."""
 
         def work(connection: Connection) -> list[Snapshot]:
             after = None if before is None else operations.get(connection, before)
             if before is not None and after is None:
                 raise NotFound(f"cannot list operations after {before}: this operation does not exist", param="before")
-            found = operations.recent(connection, limit, after, is_ended=is_ended)
+            found = operations.recent(connection, limit, after, is_ended=is_ended, wanted=wanted)
             return self._read(connection, [operation.id for operation in found])
 
         return [self._render(snapshot) for snapshot in await self._store.read(work)]

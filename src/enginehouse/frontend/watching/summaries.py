@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from enginehouse.core.errors import NotFound
 from enginehouse.core.ids import OperationId
-from enginehouse.core.operation import ENDED, Operation, counts_by_word, status_by_states
+from enginehouse.core.operation import (
+    ALL_OPERATIONS,
+    ENDED,
+    Operation,
+    OperationFilter,
+    counts_by_word,
+    status_by_states,
+)
 from enginehouse.core.views import OperationSummary
 from enginehouse.frontend.watching.views import TASK_TYPES, render_time
 from enginehouse.store import history, operations
@@ -24,14 +31,16 @@ class Summaries:
         """Return the operations that are open or have failed, newest first."""
         return await self._store.read(lambda connection: _summed(connection, history.unfinished(connection, limit)))
 
-    async def page(self, limit: int, before: OperationId | None = None) -> list[OperationSummary]:
-        """Return all operations, newest first, beginning after `before`."""
+    async def page(
+        self, limit: int, before: OperationId | None = None, wanted: OperationFilter = ALL_OPERATIONS
+    ) -> list[OperationSummary]:
+        """Return the wanted operations, newest first, beginning after `before`."""
 
         def work(connection: Connection) -> list[OperationSummary]:
             after = None if before is None else operations.get(connection, before)
             if before is not None and after is None:
                 raise NotFound(f"cannot list operations after {before}: this operation does not exist", param="before")
-            return _summed(connection, operations.recent(connection, limit, after))
+            return _summed(connection, operations.recent(connection, limit, after, wanted=wanted))
 
         return await self._store.read(work)
 

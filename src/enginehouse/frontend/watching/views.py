@@ -19,7 +19,7 @@ from enginehouse.core.backend import version_name
 from enginehouse.core.canary import CANARY_FAILED
 from enginehouse.core.fingerprint import fingerprint_of
 from enginehouse.core.ids import NodeId, OperationId
-from enginehouse.core.intent import DRAINING, NODE_AWAY, Intent
+from enginehouse.core.intent import DRAINING, NODE_AWAY, OPEN, Intent
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress, format_bytes, is_newer
@@ -217,6 +217,8 @@ def render_row(intent: Intent, name: str, sign: Sign | None, moment: Moment) -> 
         attempt=intent.attempt,
         failures=intent.failures,
         reason=intent.reason,
+        startedAt=render_time(intent.dispatched_at) if intent.dispatched_at else "",
+        finishedAt="" if intent.state in OPEN else render_time(intent.updated_at),
     )
     if intent.state == "succeeded":
         remark = intent.action.resolved.remark if isinstance(intent.action, actions.InstallBackend) else ""

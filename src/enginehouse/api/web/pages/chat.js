@@ -9,7 +9,7 @@ import { setQuery } from "../route.js";
 import * as words from "../words.js";
 import { attempt, complain, copy, open } from "../parts/layers.js";
 import { empty } from "../parts/marks.js";
-import { loadProgress } from "../parts/models.js";
+import { answering, loadProgress } from "../parts/models.js";
 
 const LARGEST_FILE = 20 * 1024 * 1024;
 const LONGEST_MARKDOWN = 60_000; // characters; what is longer is shown as it is, or the page would stand still
@@ -18,6 +18,10 @@ let files = []; // {name, kind, url}
 let takes = { model: "", images: false, audio: false };
 
 export const title = () => "Chat";
+
+export function enter() {
+  takes = { model: "", images: false, audio: false }; // its configuration may have changed since
+}
 
 export function view(context) {
   const { messages, running } = conversation;
@@ -32,6 +36,7 @@ export function view(context) {
   return h(
     "div",
     { class: "chat" },
+    h("h1", null, answering(model, chosen)),
     h(
       "div",
       { class: "head" },
@@ -156,7 +161,7 @@ export function view(context) {
           h(
             "label",
             { class: "button" },
-            takes.images ? "Add a picture" : "Add a sound",
+            takes.images ? (takes.audio ? "Add a picture or a sound" : "Add a picture") : "Add a sound",
             h("input", {
               type: "file",
               class: "unseen",
@@ -282,7 +287,7 @@ function showCode(model) {
     ].map(([name, code]) => [
       h("h3", null, name),
       h("pre", { class: "line" }, code),
-      h("button", { onclick: () => copy(code) }, "Copy"),
+      h("div", { class: "buttons" }, h("button", { onclick: () => copy(code) }, `Copy for ${name}`)),
     ]),
   );
 }

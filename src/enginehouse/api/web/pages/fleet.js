@@ -1,13 +1,15 @@
 // The fleet: what is so, what needs a person, then a panel per node. At the first start, what to do next.
 
-import { attention, heardAt, nameOf, truth, waitingRequests } from "../attention.js";
+import { heardAt, isArriving, nameOf, truth, waitingRequests } from "../attention.js";
 import { post, part } from "../client.js";
 import { h, memo } from "../dom.js";
 import * as history from "../history.js";
+import { isFresh } from "../live.js";
 import { setQuery } from "../route.js";
 import * as words from "../words.js";
 import { nodePanel } from "../parts/node_panel.js";
-import { addMachine, approve, approveAll, rejectNode } from "../parts/nodes.js";
+import { addMachine } from "../parts/add_machine.js";
+import { approve, approveAll, rejectNode } from "../parts/nodes.js";
 import { accepted, attempt } from "../parts/layers.js";
 import { empty } from "../parts/marks.js";
 import { plots } from "../parts/plots.js";
@@ -22,8 +24,7 @@ export const enter = () => history.want();
 export const leave = () => history.unwant();
 
 export function view(context) {
-  const { state, now, route, canAct } = context;
-  const needs = attention(state, now);
+  const { state, now, route, canAct, needs } = context;
   const search = (route.query.get("q") || "").toLowerCase();
   const approved = [...state.nodes.values()].filter((node) => node.approved || node.removedAt);
   approved.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
@@ -84,7 +85,8 @@ export function sentence(state, now) {
   const nodes = [...state.nodes.values()].filter((node) => node.approved && !node.removedAt);
   if (!nodes.length) return "No machine has joined yet.";
   const { healthy } = truth(state);
-  const away = nodes.filter((node) => node.health === "offline");
+  const arriving = nodes.filter((node) => isArriving(state, node, now));
+  const away = nodes.filter((node) => node.health === "offline" && !arriving.includes(node));
   const drained = nodes.filter((node) => node.drained && node.health !== "offline");
   const waiting = waitingRequests(state);
   const first =
@@ -102,9 +104,20 @@ export function sentence(state, now) {
   } else if (away.length) {
     more.push(`${words.names(away.map((node) => node.name))} are offline.`);
   }
+  if (arriving.length)
+    more.push(
+      `${words.names(arriving.map((node) => node.name))} ${arriving.length === 1 ? "is" : "are"} approved and about to connect.`,
+    );
   if (drained.length)
     more.push(`${words.names(drained.map((node) => node.name))} ${drained.length === 1 ? "is" : "are"} drained.`);
   return [first, ...more].join(" ");
+}
+
+/** That nothing needs a person, or did when anything was last heard. */
+function calm({ connection }) {
+  if (isFresh(connection))
+    return h("p", { class: "calm" }, h("span", { "aria-hidden": "true" }, "✓ "), "Nothing needs you.");
+  return h("p", { class: "muted" }, `Nothing needed you ${words.ago(connection.heardAt, Date.now() / 1000)}.`);
 }
 
 function needsYou(needs, context) {
@@ -112,7 +125,7 @@ function needsYou(needs, context) {
   if (!state.isListed) return null;
   const nodes = [...state.nodes.values()].some((node) => node.approved);
   if (!needs.length)
-    return nodes ? h("p", { class: "calm" }, h("span", { "aria-hidden": "true" }, "✓ "), "Nothing needs you.") : null;
+    return nodes ? calm(context) : null;
   const pending = needs.filter((one) => one.kind === "pending");
   return h(
     "section",

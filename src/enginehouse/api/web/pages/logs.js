@@ -3,11 +3,13 @@
 import { get, part, readEvents, Refusal, send } from "../client.js";
 import { h, memo } from "../dom.js";
 import { changed } from "../live.js";
+import * as words from "../words.js";
 import { empty } from "../parts/marks.js";
 
 const KEPT = 2000; // lines
 const FIRST = 500;
 const PAUSE_MS = 2000;
+const SERVER = "~"; // in the place of a node; no node has this name
 
 let lines = []; // {timestamp, text, stream, number}
 let numbered = 0;
@@ -16,14 +18,25 @@ let stopping = null;
 let isFollowed = true;
 let search = "";
 
-export const title = ({ route }) => (route.parts[1] ? `Log of ${route.parts[1]}` : "Logs");
+/** Whose log an address names, and where it is read: of an engine, of the worker of a node, or of a frontend. */
+function sourceOf({ parts: [node, model] }) {
+  if (node === SERVER) return { name: "the server that answers here", path: "/api/logs/frontend" };
+  if (node && model) return { name: `${model} on ${node}`, path: `/api/nodes/${part(node)}/logs/${part(model)}` };
+  if (node) return { name: `the worker on ${node}`, path: `/api/nodes/${part(node)}/worker-log` };
+  return null;
+}
+
+export const title = ({ route }) => {
+  const source = sourceOf(route);
+  return source ? `Log of ${source.name}` : "Logs";
+};
 
 export function enter({ route }) {
-  const [node, model] = route.parts;
   [lines, status, isFollowed, search] = [[], "", true, ""];
-  if (!model) return;
+  const source = sourceOf(route);
+  if (!source) return;
   stopping = new AbortController();
-  follow(node, model, stopping.signal);
+  follow(source.path, stopping.signal);
 }
 
 export function leave() {
@@ -31,13 +44,12 @@ export function leave() {
   stopping = null;
 }
 
-async function follow(node, model, signal) {
-  const path = `/api/nodes/${part(node)}/logs/${part(model)}`;
+async function follow(path, signal) {
   while (!signal.aborted) {
     try {
       if (!lines.length) {
         for (const line of (await get(`${path}?lines=${FIRST}`, { signal })) || []) add(line);
-        status = lines.length ? "" : "The engine has logged nothing yet.";
+        status = lines.length ? "" : "Nothing has been logged yet.";
         changed();
       }
       // It begins with lines that are here, so that those logged between two connections are not missed.
@@ -78,16 +90,16 @@ function add(line) {
 }
 
 export function view(context) {
-  const { state, route } = context;
-  const [node, model] = route.parts;
-  if (!model) return overview(state);
+  const { state, route, canAct } = context;
+  const source = sourceOf(route);
+  if (!source) return overview(state, canAct);
   const shown = search ? lines.filter((line) => line.text.toLowerCase().includes(search.toLowerCase())) : lines;
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/logs" }, "Logs")),
     h(
       "div",
       { class: "head" },
-      h("h1", null, `Log of ${model} on ${node}`),
+      h("h1", null, `Log of ${source.name}`),
       h(
         "div",
         { class: "buttons" },
@@ -172,37 +184,42 @@ function keepDown(log) {
   }).observe(log, { childList: true });
 }
 
-function overview(state) {
-  const found = [];
-  for (const node of state.nodes.values()) {
+function overview(state, canAct) {
+  const engines = [];
+  const programs = canAct ? [["The server that answers here", "", `#/logs/${SERVER}`]] : [];
+  const nodes = [...state.nodes.values()].filter((node) => node.approved && !node.removedAt);
+  for (const node of nodes.sort((a, b) => (a.name < b.name ? -1 : 1))) {
     const models = new Set([...(node.replicas || []), ...(node.failed_replicas || [])].map((one) => one.model_id));
-    for (const model of models) found.push([node.name, model]);
+    for (const model of [...models].sort())
+      engines.push([model, `on ${node.name}`, `#/logs/${encodeURIComponent(node.name)}/${encodeURIComponent(model)}`]);
+    if (canAct) programs.push(["Worker", `on ${node.name}`, `#/logs/${encodeURIComponent(node.name)}`]);
   }
-  found.sort();
   return [
-    h("h1", null, found.length ? "Choose a replica to see its log." : "No model runs, so there is no log."),
-    found.length
-      ? h(
-          "div",
-          { class: "rows" },
-          found.map(([node, model]) =>
-            h(
-              "a",
-              {
-                key: `${node} ${model}`,
-                class: "row simple",
-                "data-row": true,
-                href: `#/logs/${encodeURIComponent(node)}/${encodeURIComponent(model)}`,
-              },
-              h("strong", null, model),
-              h("span", { class: "muted" }, `on ${node}`),
-            ),
-          ),
-        )
-      : empty(
-          "Logs are those of the engines, one per replica. The log of the server itself is in the directory logs of its data.",
-        ),
+    h("h1", null, engines.length ? "Choose whose log to see." : "No model runs, so no engine has a log."),
+    engines.length > 0 && group("Engines", engines),
+    programs.length > 0 && group("Programs", programs),
+    !programs.length && !engines.length && empty("There is no log that may be seen here."),
   ];
 }
 
-const clock = (timestamp) => (timestamp ? new Date(timestamp).toLocaleTimeString() : "");
+function group(name, found) {
+  return h(
+    "section",
+    null,
+    h("h2", null, name),
+    h(
+      "div",
+      { class: "rows" },
+      found.map(([what, where, href]) =>
+        h(
+          "a",
+          { key: href, class: "row simple", "data-row": true, href },
+          h("strong", null, what),
+          h("span", { class: "muted" }, where),
+        ),
+      ),
+    ),
+  );
+}
+
+const clock = (timestamp) => words.time(words.seconds(timestamp));

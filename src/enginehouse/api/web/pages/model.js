@@ -13,6 +13,7 @@ import { load, loadProgress, modelActions, wantedOf } from "../parts/models.js";
 let defined = null;
 let explanation = null;
 let replicas = [];
+let readAt = 0; // the moment of that list, whose ages grow with time
 let problem = "";
 let readFor = ""; // the version of the live state that the answers belong to
 
@@ -45,6 +46,7 @@ async function read(name) {
     }),
     more("/api/replicas", (found) => {
       replicas = found.filter((one) => one.model === name);
+      readAt = Date.now() / 1000;
     }),
   ]);
   changed(true);
@@ -196,7 +198,7 @@ function running(found) {
         name: "State",
         view: (one) => [one.state, one.outdated && h("small", null, ` to be replaced: ${one.outdated}`)],
       },
-      { name: "Since", view: (one) => words.span(one.age_seconds) },
+      { name: "Since", view: (one) => words.span(one.age_seconds + Date.now() / 1000 - readAt) },
       { name: "Under way", isNumber: true, view: (one) => one.in_flight },
       { name: "Memory", isNumber: true, view: (one) => words.bytes(one.memory_bytes) },
       {

@@ -90,7 +90,7 @@ export function view(context) {
       h(
         "section",
         null,
-        h("h2", null, `More in the galleries (${more.length.toLocaleString("en")})`),
+        h("h2", null, `More in the galleries (${words.grouped(more.length)})`),
         windowed("models of the galleries", more, ROW_PIXELS, (one) => galleryRow(one, canAct)),
       ),
   ];
@@ -189,13 +189,14 @@ function offeredRow(model, canAct) {
         h(
           "button",
           {
+            "aria-label": `Load ${model.name}`,
             onclick: () =>
               attempt(
                 () => post(`/api/models/${encodeURIComponent(model.name)}/load`),
                 (made) => made.jobID && accepted(made, `${model.name} is being loaded.`),
               ),
           },
-          `Load ${model.name}`,
+          "Load",
         ),
     ),
   );

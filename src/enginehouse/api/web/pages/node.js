@@ -2,16 +2,44 @@
 
 import { figure, heardAt } from "../attention.js";
 import { plot } from "../charts.js";
+import { get, part } from "../client.js";
 import { h } from "../dom.js";
 import * as history from "../history.js";
-import { isEnded } from "../state.js";
+import { changed } from "../live.js";
+import { current } from "../route.js";
+import { isEnded, totals } from "../state.js";
 import * as words from "../words.js";
 import { approve, drainState, nodeActions } from "../parts/nodes.js";
+import { openPlan } from "../parts/plan.js";
 import { operationRow } from "../parts/operation_rows.js";
 import { age, empty, meter, mono, pill, table } from "../parts/marks.js";
 
+const SHOWN = 20; // requests
+
 export const title = ({ route }) => route.parts[0];
-export const enter = () => history.want();
+let upgrades = {}; // by the name of a backend
+let before = []; // requests that ended before this page was opened
+
+export async function enter({ route }) {
+  history.want();
+  before = [];
+  const name = route.parts[0];
+  get("/backends/upgrades").then(
+    (found) => {
+      upgrades = found;
+      changed();
+    },
+    () => {},
+  );
+  try {
+    const found = await get(`/api/operations?all=true&rows=false&limit=${SHOWN}&node=${part(name)}`);
+    if (current().parts[0] === name) before = found.operations.map((one) => ({ ...one, totals: totals(one) }));
+  } catch {
+    return; // the stream says that the connection is lost
+  }
+  changed(true);
+}
+
 export const leave = () => history.unwant();
 
 export function view(context) {
@@ -25,9 +53,10 @@ export function view(context) {
   const heard = heardAt(state, node);
   const isAway = node.health === "offline";
   const drained = drainState(node, context);
-  const about = [...state.operations.values()].filter((one) =>
-    (one.nodes || []).some((row) => row.node_id === node.id),
-  );
+  const about = before.map((one) => state.operations.get(one.jobID) || one);
+  const listed = new Set(before.map((one) => one.jobID));
+  for (const one of state.operations.values())
+    if (!listed.has(one.jobID) && (one.nodes || []).some((row) => row.node_id === node.id)) about.push(one);
   about.sort((a, b) => isEnded(a) - isEnded(b) || (a.createdAt < b.createdAt ? 1 : -1));
   return [
     h(
@@ -51,6 +80,7 @@ export function view(context) {
       isAway
         ? ["Everything below is what it last reported, ", age(heard, now), "."]
         : ["Last heartbeat ", age(heard, now), "."],
+      canAct && node.approved && [" ", h("a", { href: `#/logs/${part(node.name)}` }, "Log of its worker")],
     ),
     node.waits_for && h("p", { class: "note warn" }, node.waits_for),
     drained && h("p", { class: ["note", drained.isSafe ? "ok" : "warn"], role: "status" }, drained.text),
@@ -61,14 +91,19 @@ export function view(context) {
       h("section", null, h("h2", null, "In use"), meters(node, state), lines(node)),
     ),
     h("section", null, h("h2", null, "Models"), replicas(node)),
-    h("section", null, h("h2", null, "Backends"), backends(node)),
+    h("section", null, h("h2", null, "Backends"), backends(node, canAct)),
     h(
       "section",
       null,
       h("h2", null, "Requests"),
       about.length
-        ? about.slice(0, 20).map((one) => operationRow(one, context))
-        : empty("Nothing was requested there lately."),
+        ? h(
+            "div",
+            { class: "rows" },
+            about.slice(0, SHOWN).map((one) => operationRow(one, context)),
+          )
+        : empty("Nothing was requested there yet."),
+      about.length >= SHOWN && h("a", { href: `#/operations?node=${part(node.name)}` }, "Show all of them"),
     ),
   ];
 }
@@ -131,7 +166,9 @@ function meters(node, state) {
         ),
       ),
     one("RAM", node.total_ram, free("available_ram")),
-    meter("CPU", free("used_cores"), node.cores, `${words.rate(free("used_cores"))} of ${node.cores} cores`),
+    meter("CPU", free("used_cores"), node.cores, `${words.rate(free("used_cores"))} of ${node.cores} cores`, {
+      isBadWhenFull: false,
+    }),
     one("Disk", node.total_disk, free("available_disk")),
   );
 }
@@ -189,7 +226,12 @@ function replicas(node) {
   ];
 }
 
-function backends(node) {
+function isBehind(one, node) {
+  const found = upgrades[one.name];
+  return Boolean(found) && (found.nodes || []).some((each) => each.node_id === node.id && !each.unknown);
+}
+
+function backends(node, canAct) {
   const found = node.backends || [];
   if (!found.length)
     return empty("No backend is installed there.", h("a", { href: "#/backends" }, "Open the catalogue"));
@@ -203,7 +245,26 @@ function backends(node) {
           one.is_meta && h("span", { class: "muted" }, ` → ${one.meta_backend_for}`),
         ],
       },
-      { name: "Version", view: (one) => mono(words.version(one), one.digest) },
+      {
+        name: "Version",
+        view: (one) => [
+          mono(words.version(one), one.digest),
+          isBehind(one, node) && h("span", { class: "warn" }, ` ↑ ${upgrades[one.name].available_version || "newer build"}`),
+          canAct &&
+            isBehind(one, node) && [
+              " ",
+              h(
+                "button",
+                {
+                  class: "small",
+                  "aria-label": `Upgrade ${one.name} here`,
+                  onclick: () => openPlan({ kind: "upgrade", names: [one.name], nodes: [node.name] }),
+                },
+                "Upgrade…",
+              ),
+            ],
+        ],
+      },
       {
         name: "Version before",
         view: (one) => one.previous_version || (one.previous_digest || "").replace("sha256:", "").slice(0, 12) || "–",

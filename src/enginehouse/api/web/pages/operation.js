@@ -12,6 +12,7 @@ import { nodeRow } from "../parts/operation_rows.js";
 
 let problem = "";
 const SHOWN = 200; // rows at once
+const MOMENTS = 60; // of what happened
 let limit = SHOWN;
 
 export const title = (context) => {
@@ -82,14 +83,8 @@ export function view(context) {
         label: "all nodes",
         colour: (operation.counts || {}).error ? "warn" : "",
       }),
-      h("span", { class: "amount" }, words.bytesOf(totals.currentBytes, totals.totalBytes)),
-      h(
-        "span",
-        { class: "amount" },
-        !ended && operation.rate.perSecond > 1 && totals.currentBytes < totals.totalBytes
-          ? `${words.bytes(operation.rate.perSecond)}/s`
-          : "",
-      ),
+      h("span", { class: "amount" }, words.amountOf(operation)),
+      h("span", { class: "amount" }, words.rateText(operation, !ended && totals.currentBytes < totals.totalBytes)),
       h("span", { class: "left" }, ended ? "" : words.timeLeft(operation)),
     ),
     operation.error && ended && !rows.length && h("p", { class: "note bad" }, operation.error),
@@ -118,8 +113,7 @@ export function view(context) {
           { key: `excluded ${one.node_id}`, class: "noderow skipped", "data-row": true, tabindex: "0" },
           h("span", { class: "cell node" }, one.node_name),
           h("span", { class: "cell mark" }, pill(["–", "Skipped", "idle"])),
-          h("span", { class: "cell what" }),
-          h("p", { class: "why muted" }, one.reason),
+          h("span", { class: "cell left-out" }, one.reason),
         ),
       ),
     ),
@@ -138,7 +132,41 @@ export function view(context) {
           `Show ${words.count(rows.length - limit, "more node", "more nodes")}`,
         ),
       ),
-    h("section", null, h("h2", null, "What was asked"), asked(operation, now)),
+    h(
+      "div",
+      { class: "columns" },
+      h("section", null, h("h2", null, "What was asked"), asked(operation, now)),
+      h("section", null, h("h2", null, "What happened"), happened(operation)),
+    ),
+  ];
+}
+
+/** What happened when, oldest first, with the seconds since it was asked. */
+function happened(operation) {
+  const began = words.seconds(operation.createdAt);
+  const found = [[began, `Asked by ${operation.author}.`]];
+  for (const row of operation.nodes || []) {
+    const what = operation.kind === "load" ? `${row.node_name}: ${row.action}` : row.node_name;
+    if (row.startedAt) found.push([words.seconds(row.startedAt), `${what} began${row.attempt > 1 ? ` try ${row.attempt}` : ""}.`]);
+    if (row.finishedAt) found.push([words.seconds(row.finishedAt), `${what}: ${words.rowMark(row)[1].toLowerCase()}.`]);
+  }
+  if (operation.finishedAt) found.push([words.seconds(operation.finishedAt), `Ended: ${words.operationMark(operation)[1].toLowerCase()}.`]);
+  found.sort((a, b) => a[0] - b[0]);
+  const left = Math.max(0, found.length - MOMENTS);
+  return [
+    h(
+      "ol",
+      { class: "moments" },
+      found.slice(left).map(([at, text], number) =>
+        h(
+          "li",
+          { key: number },
+          h("time", { title: words.absolute(at) }, at > began ? `+${words.clock(Math.floor(at - began))}` : words.time(at)),
+          h("span", null, text),
+        ),
+      ),
+    ),
+    left > 0 && h("p", { class: "muted" }, `${words.count(left, "moment")} before these are not shown.`),
   ];
 }
 

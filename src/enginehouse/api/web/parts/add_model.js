@@ -142,9 +142,17 @@ export function addModel({ entry } = {}) {
         ),
       ),
     form.kind === "source" &&
-      input("Where it comes from", "source", {
-        placeholder: "hf:ORG/REPO   https://…/model.gguf   ollama://llama3.2   http://HOST:PORT",
-      }),
+      input("Where it comes from", "source", { placeholder: "hf:ORG/REPO", "aria-describedby": "sources" }),
+    form.kind === "source" &&
+      h(
+        "p",
+        { id: "sources", class: "muted" },
+        ["hf:ORG/REPO", "https://…/model.gguf", "ollama://llama3.2", "http://HOST:PORT"].map((one, at) => [
+          at > 0 && ", ",
+          h("code", null, one),
+        ]),
+        " (a server that runs elsewhere)",
+      ),
     form.kind === "file" &&
       h(
         "label",

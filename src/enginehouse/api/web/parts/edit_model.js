@@ -1,6 +1,6 @@
 // Editing a model's configuration, checked while it is typed and by the server before it is stored; and copying a model.
 
-import { get, part, post, put } from "../client.js";
+import { get, part, patch, post } from "../client.js";
 import { h } from "../dom.js";
 import { changed, list } from "../live.js";
 import { attempt, open, say } from "./layers.js";
@@ -43,8 +43,9 @@ export async function editModel(name, done = () => {}) {
             attempt(
               async () => {
                 try {
-                  return await put(`/api/models/${part(name)}`, {
-                    config: JSON.parse(text),
+                  // Only what was changed: the configuration that is stored has the files, too.
+                  return await patch(`/api/models/${part(name)}`, {
+                    config: difference(found.config || {}, JSON.parse(text)),
                     replicas,
                     revision: found.revision,
                   });
@@ -71,6 +72,22 @@ export async function editModel(name, done = () => {}) {
       h("button", { onclick: close }, "Cancel"),
     ),
   ]);
+}
+
+/** What makes the one of the other, as RFC 7396 has it: null takes a key away. */
+export function difference(before, after) {
+  const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+  const found = {};
+  for (const key of Object.keys(before)) if (!(key in after)) found[key] = null;
+  for (const [key, value] of Object.entries(after)) {
+    if (isObject(before[key]) && isObject(value)) {
+      const inside = difference(before[key], value);
+      if (Object.keys(inside).length) found[key] = inside;
+    } else if (JSON.stringify(before[key]) !== JSON.stringify(value)) {
+      found[key] = value;
+    }
+  }
+  return found;
 }
 
 /** What is wrong with a text as JSON, in a sentence; "" if nothing is. */

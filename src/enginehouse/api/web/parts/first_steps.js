@@ -4,7 +4,7 @@ import { post } from "../client.js";
 import { h } from "../dom.js";
 import { changed } from "../live.js";
 import { isEnded } from "../state.js";
-import { addMachine } from "./nodes.js";
+import { addMachine } from "./add_machine.js";
 import { accepted, attempt } from "./layers.js";
 
 let isBegun = false;
@@ -46,19 +46,23 @@ export function firstSteps({ state, canAct }) {
   return h(
     "section",
     { class: "first", "aria-label": "First steps" },
-    h("h2", null, "Three steps to a first answer"),
-    isDone &&
-      h(
-        "button",
-        {
-          class: "quiet",
-          onclick: () => {
-            isDismissed = true;
-            changed(true);
+    h(
+      "header",
+      null,
+      h("h2", null, "Three steps to a first answer"),
+      isDone &&
+        h(
+          "button",
+          {
+            class: "quiet",
+            onclick: () => {
+              isDismissed = true;
+              changed(true);
+            },
           },
-        },
-        "Hide",
-      ),
+          "Hide",
+        ),
+    ),
     h(
       "ol",
       null,
@@ -71,7 +75,9 @@ export function firstSteps({ state, canAct }) {
       ),
       step(
         hasModel,
-        isLoading
+        hasModel
+          ? `${models.find((model) => (model.replicas || []).length).name} is loaded.`
+          : isLoading
           ? "A model is being loaded; the strip above shows how far it is."
           : "Load a model. tiny-chat is 2 MB and part of the program; its engine is installed with it (100 MB).",
         h(

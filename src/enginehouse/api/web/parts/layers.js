@@ -28,10 +28,15 @@ export function closeTop() {
   return true;
 }
 
-/** Closes everything: what a dialog shows is not for who comes next. */
-export function clear() {
+/** Closes the menu and every dialog; the messages stay. */
+export function closeAll() {
   closeMenu();
   stack.length = 0;
+}
+
+/** Closes everything: what a dialog shows is not for who comes next. */
+export function clear() {
+  closeAll();
   messages = [];
 }
 

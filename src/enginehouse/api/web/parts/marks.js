@@ -1,5 +1,6 @@
 // Small parts that every page uses: a mark with its word, a bar, an age, a table that becomes cards on a phone.
 
+import { spark } from "../charts.js";
 import { h } from "../dom.js";
 import * as words from "../words.js";
 
@@ -32,14 +33,20 @@ export function bar(percent, { label = "", colour = "", text = "" } = {}) {
 }
 
 /** A share of something that a machine has. */
-export function meter(name, used, total, shown) {
+export function meter(name, used, total, shown, { line = null, isBadWhenFull = true } = {}) {
   const isKnown = used !== null && used !== undefined && total;
   const share = isKnown ? (100 * used) / total : null;
+  const colour = !isBadWhenFull ? "" : share > 95 ? "bad" : share > 85 ? "warn" : "";
   return h(
     "div",
     { class: "meter", title: isKnown ? `${name}: ${shown}` : `${name}: unknown` },
     h("span", { class: "name" }, name),
-    bar(share, { label: `${name} in use`, colour: share > 95 ? "bad" : share > 85 ? "warn" : "", text: shown }),
+    h(
+      "span",
+      { class: "track" },
+      line && spark(line, { label: `${name} in the last hour`, top: total, width: 120, height: 10 }),
+      bar(share, { label: `${name} in use`, colour, text: shown }),
+    ),
     h("span", { class: "amount" }, isKnown ? shown : "–"),
   );
 }

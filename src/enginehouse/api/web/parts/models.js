@@ -87,7 +87,7 @@ export function scale(model) {
         value: form[name],
         disabled: form.spread && name !== "idle",
         oninput: (event) => {
-          form[name] = Number(event.target.value || 0);
+          form[name] = event.target.value; // as typed: an empty field stays empty
         },
       }),
       hint && h("small", null, hint),
@@ -182,11 +182,11 @@ function bodyOf(name, form) {
   );
   return {
     model_name: name,
-    min_replicas: form.spread ? 0 : form.min,
-    max_replicas: form.spread ? 0 : form.max,
+    min_replicas: form.spread ? 0 : Number(form.min),
+    max_replicas: form.spread ? 0 : Number(form.max),
     spread_all: form.spread,
     node_selector: selector,
-    idle_seconds: form.idle,
+    idle_seconds: Number(form.idle),
   };
 }
 
@@ -215,4 +215,13 @@ export function loadProgress(model, { state }) {
         )
       : h("span", { class: "muted" }, words.operationSentence(operation, nameOf(state))),
   );
+}
+
+/** Who answers a request for the model of this name, in a sentence. */
+export function answering(model, name) {
+  if (!name) return "There is no model to ask yet.";
+  if (!model) return `${name} is not known here.`;
+  const where = [...new Set((model.replicas || []).map((one) => one.node_name))];
+  if (where.length) return `${name} answers on ${words.names(where)}.`;
+  return model.state === "loading" ? `${name} is being loaded.` : `${name} is loaded with your first message.`;
 }

@@ -1,7 +1,6 @@
 // A node as a panel: its state, what of it is in use, what it runs and has installed, and what waits for it.
 
 import { figure, heardAt, waitingRequests } from "../attention.js";
-import { spark } from "../charts.js";
 import { h, memo } from "../dom.js";
 import * as history from "../history.js";
 import * as words from "../words.js";
@@ -14,13 +13,17 @@ export function nodePanel(node, context, usual) {
   const vitals = state.vitals.get(node.id);
   const heard = heardAt(state, node);
   const waiting = waitingRequests(state).get(node.id) || 0;
-  const lines = history.ofNode(node.id);
+  const lines = history.linesOf(node.id);
   const isAway = node.health === "offline" || Boolean(node.removedAt);
   const drained = drainState(node, context);
   // Apart from the header, whose age changes every second.
   const rest = memo(`rest of panel ${node.id}`, [node, vitals, waiting, lines, usual, drained && drained.text], () => {
     const free = (name) => figure(state, node, name);
     const used = (total, available) => (total && available !== null ? total - available : null);
+    const memory = (name, line, total, available) =>
+      meter(name, used(total, available), total, words.bytesOf(used(total, available), total), {
+        line: lines && lines[line],
+      });
     const cards =
       [...new Set((node.gpu_cards || []).map((card) => card.name).filter(Boolean))].join(", ") || node.gpu_vendor;
     return [
@@ -34,21 +37,12 @@ export function nodePanel(node, context, usual) {
       h(
         "div",
         { class: "meters" },
-        node.total_vram
-          ? meter(
-              "VRAM",
-              used(node.total_vram, free("available_vram")),
-              node.total_vram,
-              words.bytesOf(used(node.total_vram, free("available_vram")), node.total_vram),
-            )
-          : null,
-        meter(
-          "RAM",
-          used(node.total_ram, free("available_ram")),
-          node.total_ram,
-          words.bytesOf(used(node.total_ram, free("available_ram")), node.total_ram),
-        ),
-        meter("CPU", free("used_cores"), node.cores, `${words.rate(free("used_cores"))} of ${node.cores}`),
+        node.total_vram ? memory("VRAM", "used_vram", node.total_vram, free("available_vram")) : null,
+        memory("RAM", "used_ram", node.total_ram, free("available_ram")),
+        meter("CPU", free("used_cores"), node.cores, `${words.rate(free("used_cores"))} of ${node.cores}`, {
+          line: lines && lines.used_cores,
+          isBadWhenFull: false,
+        }),
         meter(
           "Disk",
           used(node.total_disk, free("available_disk")),
@@ -61,7 +55,6 @@ export function nodePanel(node, context, usual) {
         { class: "has" },
         (node.replicas || []).length ? chips(node.replicas) : h("span", { class: "muted" }, "no models"),
         h("span", { class: "grow" }),
-        lines && spark(lines, { label: "requests or memory in the last hour" }),
         vitals && !isAway && h("span", { class: "number" }, `${words.rate(vitals.requests_per_second)} req/s`),
       ),
       h(

@@ -2,8 +2,9 @@
 
 import { nameOf } from "../attention.js";
 import { h, memo } from "../dom.js";
-import { isEnded } from "../state.js";
+import { isEnded, OPEN_ROWS } from "../state.js";
 import * as words from "../words.js";
+import { copy } from "./layers.js";
 import { bar, pill } from "./marks.js";
 
 export function operationRow(operation, context) {
@@ -11,12 +12,14 @@ export function operationRow(operation, context) {
   const name = nameOf(state);
   const at = words.seconds(operation.createdAt);
   const ended = isEnded(operation);
-  return memo(`row ${operation.jobID}`, [operation, words.ago(at, now), state.nodes.get(operation.name)], () =>
+  const isShown = context.route.parts[0] === operation.jobID; // beside this list
+  return memo(`row ${operation.jobID}`, [operation, words.ago(at, now), state.nodes.get(operation.name), isShown], () =>
     h(
       "a",
       {
         key: operation.jobID,
         class: ["row", ended && "ended"],
+        "aria-current": isShown ? "page" : undefined,
         href: `#/operations/${operation.jobID}`,
         "data-row": true,
       },
@@ -30,20 +33,19 @@ export function operationRow(operation, context) {
           ? h("span", { class: "muted" }, summary(operation))
           : [
               bar(operation.totals.percent, { label: words.title(operation, name) }),
-              h("span", { class: "amount" }, words.bytesOf(operation.totals.currentBytes, operation.totals.totalBytes)),
+              h("span", { class: "amount" }, words.amountOf(operation)),
             ],
       ),
-      h("span", { class: "cell left" }, ended ? took(operation) : words.timeLeft(operation)),
+      h("span", { class: "cell left" }, ended ? took(operation.createdAt, operation.finishedAt) : words.timeLeft(operation)),
       h("span", { class: "cell who muted" }, operation.author),
       h("span", { class: "cell age muted", title: words.absolute(at) }, words.ago(at, now)),
     ),
   );
 }
 
-function took(operation) {
-  const from = words.seconds(operation.createdAt);
-  const to = words.seconds(operation.finishedAt);
-  return to > from ? `took ${words.span(to - from)}` : "";
+function took(startedAt, finishedAt) {
+  const [from, to] = [words.seconds(startedAt), words.seconds(finishedAt)];
+  return from && to > from ? `took ${to - from < 1 ? "under 1 s" : words.span(to - from)}` : "";
 }
 
 /** How each node fared, in a few words. */
@@ -66,7 +68,7 @@ const BUSY = "The worker has not answered for a while; it is still working. Noth
 
 /** One node of an operation. */
 export function nodeRow(row, operation, { canAct, now, onCancel, onRetry }) {
-  const isOpen = ["queued", "downloading", "running_on_worker"].includes(row.status);
+  const isOpen = OPEN_ROWS.has(row.status);
   const isBusy = row.status === "running_on_worker";
   return memo(`node ${row.intent}`, [row, canAct, row.due_in_seconds ? Math.floor(now) : 0, operation.status], () =>
     h(
@@ -91,6 +93,7 @@ export function nodeRow(row, operation, { canAct, now, onCancel, onRetry }) {
           ? [
               bar(row.percentage || (row.total_bytes ? 0 : null), { label: `${row.node_name}: ${row.action}` }),
               h("span", { class: "amount" }, words.bytesOf(row.current_bytes, row.total_bytes)),
+              h("span", { class: "amount" }, words.rateText(row, row.current_bytes < row.total_bytes)),
               h("span", { class: "percent" }, row.total_bytes ? `${Math.floor(row.percentage)} %` : ""),
             ]
           : h("span", { class: "muted" }, row.note || reason(row)),
@@ -98,8 +101,13 @@ export function nodeRow(row, operation, { canAct, now, onCancel, onRetry }) {
       h(
         "span",
         { class: "cell attempt" },
-        row.attempt > 1 ? `try ${row.attempt}` : "",
-        row.due_in_seconds ? ` · next in ${words.span(row.due_in_seconds)}` : "",
+        [
+          row.attempt > 1 && `try ${row.attempt}`,
+          row.due_in_seconds && `next in ${words.span(row.due_in_seconds)}`,
+          !isOpen && took(row.startedAt, row.finishedAt),
+        ]
+          .filter(Boolean)
+          .join(" · "),
       ),
       h(
         "span",
@@ -122,10 +130,23 @@ export function nodeRow(row, operation, { canAct, now, onCancel, onRetry }) {
       ),
       row.error &&
         row.status !== "success" &&
+        !(isOpen && REASONS[row.reason]) &&
         h(
           "p",
           { class: ["why", row.status === "error" ? "bad" : "muted"] },
           isBusy ? `${BUSY} ${row.error}` : row.error,
+          row.status === "error" && [
+            " ",
+            h(
+              "button",
+              {
+                class: "quiet small",
+                "aria-label": `Copy the error of ${row.node_name}`,
+                onclick: () => copy(`${words.title(operation)} on ${row.node_name}: ${row.error}`),
+              },
+              "Copy",
+            ),
+          ],
         ),
     ),
   );
@@ -134,5 +155,5 @@ export function nodeRow(row, operation, { canAct, now, onCancel, onRetry }) {
 const REASONS = { node_away: "starts when the node reconnects", draining: "starts when the node is resumed" };
 
 function reason(row) {
-  return REASONS[row.reason] || (row.status === "queued" && row.attempt === 0 ? "waits for its turn" : "");
+  return REASONS[row.reason] || (row.status === "queued" && row.attempt === 0 && !row.error ? "waits for its turn" : "");
 }

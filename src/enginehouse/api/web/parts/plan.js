@@ -13,11 +13,20 @@ const VERBS = { install: "Install", upgrade: "Upgrade", rollback: "Roll back", d
 export async function openPlan({ kind, names, nodes, force = false }) {
   const plans = new Map();
   const failures = new Map();
+  const left = new Set(); // ids of nodes that the person has taken out
   let isSending = false;
-  const body = (name) => ({ kind, name, ...(nodes ? { nodes } : {}), ...(force ? { force } : {}) });
-  open(`${VERBS[kind]} ${words.names(names)}${nodes ? ` on ${words.names(nodes)}` : ""}`, (close) => view(close), {
-    isDrawer: true,
+  const body = (name, chosen = nodes) => ({
+    kind,
+    name,
+    ...(chosen ? { nodes: chosen } : {}),
+    ...(force ? { force } : {}),
   });
+  const affected = (plan) => wouldChange(plan).filter((one) => !left.has(one.node_id));
+  const toggle = (id) => {
+    if (!left.delete(id)) left.add(id);
+    changed(true);
+  };
+  open(`${VERBS[kind]} ${words.names(names)}${nodes ? ` on ${words.names(nodes)}` : ""}`, view, { isDrawer: true });
   await Promise.all(
     names.map(async (name) => {
       try {
@@ -29,7 +38,7 @@ export async function openPlan({ kind, names, nodes, force = false }) {
     }),
   );
 
-  function view(close) {
+  function view(close, { canAct }) {
     // Known from the reports, which may still arrive while this is open.
     if (kind === "rollback") for (const name of names) plans.set(name, rollbackPlan(name, nodes));
     if (plans.size + failures.size < names.length)
@@ -39,25 +48,26 @@ export async function openPlan({ kind, names, nodes, force = false }) {
     return [
       [...failures].map(([name, text]) => h("div", { key: name }, note(`${name}: ${text}`, "bad"))),
       [...plans].map(([name, plan]) =>
-        h("section", { key: name }, names.length > 1 && h("h3", null, name), planned(plan)),
+        h("section", { key: name }, names.length > 1 && h("h3", null, name), planned(plan, left, canAct && toggle)),
       ),
       h(
         "div",
         { class: "buttons" },
-        h(
-          "button",
-          {
-            class: "main",
-            disabled: !many || isSending,
-            onclick: () =>
-              send(
-                close,
-                changing.map(([name]) => name),
-              ),
-          },
-          many ? `${VERBS[kind]} on ${words.count(many, "node")}` : "Nothing to do",
-        ),
-        h("button", { onclick: close }, "Cancel"),
+        canAct &&
+          h(
+            "button",
+            {
+              class: "main",
+              disabled: !many || isSending,
+              onclick: () =>
+                send(
+                  close,
+                  changing.map(([name]) => name),
+                ),
+            },
+            many ? `${VERBS[kind]} on ${words.count(many, "node")}` : "Nothing to do",
+          ),
+        h("button", { onclick: close }, canAct ? "Cancel" : "Close"),
       ),
     ];
   }
@@ -66,7 +76,11 @@ export async function openPlan({ kind, names, nodes, force = false }) {
     isSending = true;
     changed(true);
     let last;
-    for (const name of chosen) last = (await attempt(() => post("/api/operations", body(name)))) || last;
+    for (const name of chosen) {
+      // Whoever takes no node out asks for all of them, as the plan says it: also those that were away.
+      const some = left.size ? affected(plans.get(name)).map((one) => one.node_id) : nodes;
+      last = (await attempt(() => post("/api/operations", body(name, some)))) || last;
+    }
     isSending = false;
     if (!last) return;
     close();
@@ -75,7 +89,13 @@ export async function openPlan({ kind, names, nodes, force = false }) {
   }
 }
 
-const affected = (plan) => (plan.nodes || []).filter((one) => one.does !== "nothing");
+/** The version of the build that the node has now; "" if it has none. */
+function held({ node_id, backend }) {
+  const found = ((state.nodes.get(node_id) || {}).backends || []).find((one) => one.name === backend);
+  return found ? words.version(found) : "";
+}
+
+const wouldChange = (plan) => (plan.nodes || []).filter((one) => one.does !== "nothing");
 
 /** What a rollback would do is known from the reports; the API plans only what a gallery resolves. */
 function rollbackPlan(name, nodes) {
@@ -99,9 +119,10 @@ function rollbackPlan(name, nodes) {
   return found;
 }
 
-function planned(plan) {
-  const total = plan.download_bytes || 0;
-  const doing = affected(plan);
+function planned(plan, left, toggle) {
+  const doing = wouldChange(plan).filter((one) => !left.has(one.node_id));
+  const total = doing.reduce((sum, one) => sum + (one.download_bytes || 0), 0);
+  const canChoose = toggle && wouldChange(plan).length > 1;
   return [
     h(
       "p",
@@ -128,7 +149,22 @@ function planned(plan) {
         [
           {
             name: "Node",
-            view: (one) => [one.node_name, one.node_status !== "healthy" && h("small", null, ` ${one.node_status}`)],
+            view: (one) => [
+              canChoose && one.does !== "nothing"
+                ? h(
+                    "label",
+                    { class: "choice" },
+                    h("input", {
+                      type: "checkbox",
+                      checked: !left.has(one.node_id),
+                      onchange: () => toggle(one.node_id),
+                    }),
+                    " ",
+                    one.node_name,
+                  )
+                : one.node_name,
+              one.node_status !== "healthy" && h("small", null, ` ${one.node_status}`),
+            ],
           },
           { name: "Does", view: (one) => one.does },
           {
@@ -137,12 +173,13 @@ function planned(plan) {
           },
           {
             name: "Version",
-            view: (one) => [
-              one.installed_version &&
-                one.installed_version !== one.version &&
-                h("span", { class: "muted" }, one.installed_version, " → "),
-              mono(words.version(one), one.digest),
-            ],
+            view: (one) => {
+              const before = one.installed_version || held(one);
+              return [
+                before && before !== words.version(one) && h("span", { class: "muted" }, before, " → "),
+                mono(words.version(one), one.digest),
+              ];
+            },
           },
           { name: "Download", isNumber: true, view: (one) => words.bytes(one.download_bytes || null) },
           {
@@ -155,8 +192,8 @@ function planned(plan) {
                 words.bytes(one.free_disk_bytes),
               ),
           },
-          { name: "Remark", isWide: true, view: (one) => one.note || "" },
-        ],
+          plan.nodes.some((one) => one.note) && { name: "Remark", isWide: true, view: (one) => one.note || "" },
+        ].filter(Boolean),
         plan.nodes,
         { label: "Plan per node", key: (one) => one.node_id },
       ),
@@ -176,7 +213,7 @@ function planned(plan) {
   ];
 }
 
-/** An install of a gallery's entry: choose the nodes, see the plan of exactly these. */
+/** An install of a gallery's entry; its nodes are chosen in the plan. */
 export function openInstall(offer) {
   const name = offer.gallery ? `${offer.gallery.name}@${offer.name}` : offer.name;
   openPlan({ kind: "install", names: [name] });

@@ -1,21 +1,29 @@
 // The frame of every page: navigation, the line of truth, the strip of running operations, and how fresh all of it is.
 
-import { attention, nameOf, truth } from "../attention.js";
+import { nameOf, truth } from "../attention.js";
 import { remove } from "../client.js";
 import { h, memo } from "../dom.js";
 import { PLACES } from "../keys.js";
+import { isFresh } from "../live.js";
 import { current } from "../route.js";
 import { isEnded } from "../state.js";
 import * as words from "../words.js";
 import { attempt, openHelp } from "./layers.js";
-import { bar } from "./marks.js";
+import { bar, pill } from "./marks.js";
 
+const ENDED_SECONDS = 8; // that an operation stays in the strip when it has ended
 const SHOWN = 3; // running operations in the strip; the others are a link
-const STALE_SECONDS = 8;
 const PARTS_OF = { nodes: "fleet", catalogue: "backends", audit: "access" };
+
+let arePagesShown = false; // on a phone, those that have no room beside the others
+
+export function foldPages() {
+  arePagesShown = false;
+}
 
 export function shell(context, view) {
   const { state } = context;
+  const needs = context.needs.length;
   return h(
     "div",
     { class: "shell" },
@@ -42,10 +50,10 @@ export function shell(context, view) {
           "p",
           { class: "truth" },
           // Whoever may not read the stream learns so; nothing is being read then.
-          (context.connection.status === "refused" && !state.isListed ? [] : truth(state).pieces).map((piece, at) => [
-            at > 0 && h("span", { class: "dot", "aria-hidden": "true" }, "·"),
+          (context.connection.status === "refused" && !state.isListed ? [] : truth(state).pieces).map((piece) =>
             h("span", null, piece),
-          ]),
+          ),
+          needs > 0 && h("a", { href: "#/fleet" }, `${words.count(needs, "thing")} ${needs === 1 ? "needs" : "need"} you`),
         ),
         freshness(context),
       ),
@@ -58,10 +66,10 @@ export function shell(context, view) {
 function navigation(context) {
   const { page } = current();
   const here = PARTS_OF[page] || page;
-  const needs = state(context);
+  const needs = context.needs.length;
   return h(
     "nav",
-    { "aria-label": "Pages" },
+    { "aria-label": "Pages", class: arePagesShown ? "unfolded" : "" },
     h("div", { class: "brand" }, "Enginehouse"),
     h(
       "ul",
@@ -78,6 +86,23 @@ function navigation(context) {
               needs > 0 &&
               h("span", { class: "badge", "aria-label": `${needs} things need you` }, needs),
           ),
+        ),
+      ),
+      // On a phone: the pages that have no room beside the others.
+      h(
+        "li",
+        { key: "more", class: "folder" },
+        h(
+          "button",
+          {
+            class: "quiet",
+            "aria-expanded": arePagesShown ? "true" : "false",
+            onclick: () => {
+              arePagesShown = !arePagesShown;
+              context.refresh();
+            },
+          },
+          arePagesShown ? "Less" : "More",
         ),
       ),
     ),
@@ -111,8 +136,6 @@ function navigation(context) {
   );
 }
 
-const state = (context) => attention(context.state, context.now).length;
-
 async function signOut(context) {
   await attempt(
     () => remove("/api/session"),
@@ -131,7 +154,7 @@ function switchTheme() {
 
 function freshness({ connection }) {
   const age = connection.heardAt ? Date.now() / 1000 - connection.heardAt : null;
-  if (connection.status === "live" && age !== null && age < STALE_SECONDS) {
+  if (isFresh(connection)) {
     return h("p", { class: "fresh ok", role: "status" }, h("span", { "aria-hidden": "true" }, "●"), " live");
   }
   const since = age === null ? "no data yet" : `data ${words.span(age)} old`;
@@ -158,13 +181,18 @@ function strip(context) {
   const open = [...context.state.operations.values()].filter((one) => !isEnded(one));
   const running = open.filter((one) => !one.isParked).sort((a, b) => (a.createdAt < b.createdAt ? -1 : 1));
   const parked = open.length - running.length;
-  if (!open.length) return null;
+  const seconds = Date.now() / 1000;
+  const ended = [...context.state.operations.values()].filter((one) => seconds - (one.endedHere || 0) < ENDED_SECONDS);
+  if (!open.length && !ended.length) return null;
   return h(
     "div",
     { class: "strip", "aria-label": "Running operations" },
     running
       .slice(0, SHOWN)
       .map((one) => memo(`strip ${one.jobID}`, [one, context.state.nodes.get(one.name)], () => line(one, context))),
+    ended
+      .slice(-SHOWN)
+      .map((one) => memo(`strip ${one.jobID}`, [one, context.state.nodes.get(one.name)], () => endedLine(one, context))),
     running.length > SHOWN &&
       h("a", { key: "more", class: "more", href: "#/operations" }, `and ${running.length - SHOWN} more`),
     parked > 0 &&
@@ -173,6 +201,16 @@ function strip(context) {
         { key: "parked", class: "more", href: "#/operations" },
         `${words.count(parked, "operation")} ${parked === 1 ? "waits" : "wait"} for offline nodes`,
       ),
+  );
+}
+
+function endedLine(operation, context) {
+  return h(
+    "a",
+    { key: operation.jobID, class: "running ended", href: `#/operations/${operation.jobID}` },
+    h("span", { class: "name" }, words.title(operation, nameOf(context.state))),
+    h("span", { class: "count" }, words.doneOf(operation)),
+    h("span", null, pill(words.operationMark(operation))),
   );
 }
 
@@ -187,14 +225,8 @@ function line(operation, context) {
       label: words.title(operation, nameOf(context.state)),
       colour: (operation.counts || {}).error ? "warn" : "",
     }),
-    h("span", { class: "amount" }, words.bytesOf(totals.currentBytes, totals.totalBytes)),
-    h(
-      "span",
-      { class: "amount" },
-      operation.rate && operation.rate.perSecond > 1 && totals.currentBytes < totals.totalBytes
-        ? `${words.bytes(operation.rate.perSecond)}/s`
-        : "",
-    ),
+    h("span", { class: "amount" }, words.amountOf(operation)),
+    h("span", { class: "amount" }, words.rateText(operation, totals.currentBytes < totals.totalBytes)),
     h("span", { class: "left" }, words.timeLeft(operation)),
   );
 }

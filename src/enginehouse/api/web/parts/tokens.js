@@ -35,11 +35,14 @@ export function tokens(list, { now, canAct }, reread) {
       {
         name: "",
         view: (one) =>
-          canAct && [
+          canAct &&
+          h(
+            "div",
+            { class: "buttons" },
             !one.expired &&
               h("button", { "aria-label": `Rotate ${one.name}`, onclick: () => rotate(one, reread) }, "Rotate…"),
             h("button", { "aria-label": `Revoke ${one.name}`, onclick: () => revoke(one, reread) }, "Revoke…"),
-          ],
+          ),
       },
     ],
     list,
@@ -89,7 +92,7 @@ export function createToken(reread) {
       h("input", {
         value: form[name],
         oninput: (event) => {
-          form[name] = more.type === "number" ? Number(event.target.value || 0) : event.target.value;
+          form[name] = event.target.value; // as typed: an empty field stays empty
         },
         ...more,
       }),
@@ -153,13 +156,17 @@ function bodyOf(form) {
     .filter(Boolean);
   const limits =
     form.role === "user"
-      ? { models, requests_per_minute: form.requests_per_minute, tokens_per_minute: form.tokens_per_minute }
+      ? {
+          models,
+          requests_per_minute: Number(form.requests_per_minute),
+          tokens_per_minute: Number(form.tokens_per_minute),
+        }
       : {};
   return {
     role: form.role,
     ...(form.name.trim() ? { name: form.name.trim() } : {}),
     ...limits,
-    ttl_seconds: 86400 * form.days,
+    ttl_seconds: 86400 * Number(form.days),
   };
 }
 

@@ -120,10 +120,12 @@ def transfer(operation: OperationView, state: FleetState) -> str:
     if not total:
         return ""
     rate = state.rate_of(operation.jobID)
-    text = bytes_of_bytes(done, total)
+    # Until every node has said how much it has to fetch, their sum would be a denominator that grows.
+    is_whole = all(row.kind not in _FETCHING or row.total_bytes or not row.is_open for row in operation.nodes)
+    text = bytes_of_bytes(done, total) if is_whole else f"{format_bytes(done)} so far"
     if rate > 0:
         text += f"  {format_bytes(int(rate))}/s"
-        text += f"  {clock((total - done) / rate)} left" if total > done else ""
+        text += f"  {clock((total - done) / rate)} left" if total > done and is_whole else ""
     return text
 
 
