@@ -52,22 +52,21 @@ def check_unused(connection: Connection, request: BackendRequest, actions: Seque
     """Raise `Conflict` if a delete would stop models that run from the backend, and name them."""
     going = {node.id: action for node, action in actions if isinstance(action, RemoveBackend)}
     names = {node.id: node.name for node, _ in actions}
-    stopped: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
     for one in replicas.every(connection):
         action = going.get(one.node_id)
         if action is not None and one.backend in (action.directory, action.backend):
-            places = stopped.setdefault(one.model, [])
-            if names[one.node_id] not in places:
-                places.append(names[one.node_id])
-    if not stopped:
+            found.setdefault(one.model, set()).add(names[one.node_id])
+    if not found:
         return
-    models = "; ".join(f"{model} on {', '.join(places)}" for model, places in sorted(stopped.items()))
+    stopped = {model: sorted(places) for model, places in sorted(found.items())}
+    models = "; ".join(f"{model} on {', '.join(places)}" for model, places in stopped.items())
     refused = Conflict(
         f"cannot delete {request.plain_name}: it would stop {models}. Unload first, or use --force.",
         code="in_use",
         param="name",
     )
-    refused.details["models"] = [{"model": model, "nodes": places} for model, places in sorted(stopped.items())]
+    refused.details["models"] = [{"model": model, "nodes": places} for model, places in stopped.items()]
     raise refused
 
 
