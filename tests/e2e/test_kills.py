@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -26,8 +27,15 @@ def installers(program: Program) -> list[psutil.Process]:
 
 def freeze(program: Program) -> psutil.Process:
     """Catch the installer at work and stop its clock."""
-    caught: psutil.Process = wait_for("an install to be under way", lambda: next(iter(installers(program)), None))
-    caught.suspend()
+
+    def frozen() -> psutil.Process | None:
+        for one in installers(program):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it made the environment; another one fills it
+                one.suspend()
+                return one
+        return None
+
+    caught: psutil.Process = wait_for("an install to be under way", frozen)
     return caught
 
 
@@ -169,7 +177,7 @@ def test_a_worker_that_moves_to_a_house_that_does_not_know_it_takes_its_first_re
     cluster.wait_for_status("second", "healthy")
     ended = outcome(cluster, begin_install(cluster))
     assert ended["status"] == "succeeded", ended
-    forced = cluster.json("backends", "install", "llama-cpp", "--node", "second", "--force", "--no-follow")
     before = (cluster.root / "second" / "backends" / "xllamacpp").stat().st_ino
+    forced = cluster.json("backends", "install", "llama-cpp", "--node", "second", "--force", "--no-follow")
     assert outcome(cluster, str(forced["jobID"]))["status"] == "succeeded"
     assert (cluster.root / "second" / "backends" / "xllamacpp").stat().st_ino != before, "it was really done again"

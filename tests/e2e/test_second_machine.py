@@ -36,6 +36,7 @@ for module in ensurepip pip; do
 print(os.path.dirname(s.origin) if s and s.origin else '')")
     [ -z "$place" ] || mount --bind "$EMPTY" "$place"
 done
+mount --bind "$OPT" /opt # root's programs are there, those of an earlier run on this machine too
 exec sh -c "$LINE"
 """
 
@@ -122,6 +123,8 @@ class SecondMachine:
         self.home.mkdir()
         self._empty = root / "empty"
         self._empty.mkdir()
+        self._opt = root / "opt"
+        self._opt.mkdir()
         asked = [uv.find_uv_bin(), "cache", "dir"]
         kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_", "SSL_"))}
         self._environment = {
@@ -131,6 +134,7 @@ class SecondMachine:
             "https_proxy": proxy.url,
             "no_proxy": SERVER,
             "EMPTY": str(self._empty),
+            "OPT": str(self._opt),
             # Engines come from the cache of this machine's uv, which the tests have filled.
             "UV_CACHE_DIR": subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip(),
         }

@@ -24,7 +24,12 @@ def test_an_install_reaches_all_nodes_and_any_frontend_tells_of_it(
     for worker in fleet.workers:
         assert said_by(fleet.backends_of(worker) / name) == "one"
         assert fleet.began(worker, f"install {name}") == 1
-    listed = next(one for one in fleet.second.get("/backends") if one["Name"] == name)
+
+    def shown() -> dict[str, Any] | None:
+        return next((one for one in fleet.second.get("/backends") if one["Name"] == name), None)
+
+    # The reply ends the operation; what is installed is shown by the report, which follows it.
+    listed = wait_for("the report of it", shown)
     assert {node["digest"] for node in listed["nodes"]} == {image.digest}
 
 
