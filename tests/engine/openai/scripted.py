@@ -62,6 +62,17 @@ async def read_request(reader: asyncio.StreamReader) -> bytes:
     return head + await reader.readexactly(length)
 
 
+def noting(seen: list[bytes]) -> Script:
+    """Every request is noted and answered."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            seen.append(await read_request(reader))
+            writer.write(OK)
+
+    return script
+
+
 def answering(*raw: bytes, times: int = 1000) -> Script:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(times):

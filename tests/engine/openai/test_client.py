@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.engine.openai.scripted import OK, answering, read_request, serving
+from tests.engine.openai.scripted import OK, answering, noting, read_request, serving
 
 from enginehouse.core.errors import Invalid, Upstream
 from enginehouse.engine.openai import client as http
@@ -15,13 +15,7 @@ from enginehouse.ports import EngineCall, EngineTarget
 
 async def test_a_request_goes_out_as_it_is_and_the_connection_is_kept() -> None:
     seen: list[bytes] = []
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            seen.append(await read_request(reader))
-            writer.write(OK)
-
-    async with serving(script) as world:
+    async with serving(noting(seen)) as world:
         response = await world.send(b'{"a":1}')
         assert (response.status, list(response.headers)) == (200, [(b"content-length", b"2")])
         assert [chunk async for chunk in response.chunks()] == [b"ok"]
@@ -162,13 +156,7 @@ async def test_an_engine_checks_its_key_where_it_refuses_none_and_another(
 
 async def test_tokens_are_asked_for_where_engines_have_that_route() -> None:
     seen: list[bytes] = []
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            seen.append(await read_request(reader))
-            writer.write(OK)
-
-    async with serving(script) as world:
+    async with serving(noting(seen)) as world:
         for path in ("/v1/tokenize", "/v1/detokenize", "/v1/tokenizers"):
             call = EngineCall(address=world.address, key="k", method="POST", path=path, body=b"{}")
             response = await world.engine.send(call, connect_seconds=5.0, head_seconds=5.0)
