@@ -284,7 +284,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     events = Events()
     limits = _silence_limits(settings)
     board = Board(store, events, clock, limits)
-    board.on_nodes_changed(wakes.of("route", "dispatch", "reconcile"))
+    board.on_changes_elsewhere(nodes=wakes.of("route", "dispatch", "reconcile"), replicas=wakes.of("route"))
     hints = ChangeHints(bus, owner, wakes.of("catch-up"))
     board.on_own_changes(hints.note)
     nodes = _nodes(settings, outside, board, wakes)

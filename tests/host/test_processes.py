@@ -141,3 +141,30 @@ def test_the_last_lines_of_a_log_come_from_its_end(tmp_path: Path) -> None:
     assert processes.last_lines(log) == []
     log.write_bytes(b"x" * 100_000 + b"\none\n\n  two  \n\xff\n")
     assert processes.last_lines(log, 3) == ["one", "two", "\ufffd"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_connections_count_before_the_process_has_accepted_them(tmp_path: Path, host: str) -> None:
+    family = "socket.AF_INET6" if ":" in host else "socket.AF_INET"
+    script = f"""
+import signal, socket
+server = socket.create_server(("{host}", 0), family={family})
+print(server.getsockname()[1], flush=True)
+signal.pause()
+"""
+    child = await spawned(tmp_path, script)
+    try:
+        (line,) = await lines_of(tmp_path / "log", 1)
+        port = int(line)
+        assert processes.connections_to(child.pid, port) == 0
+        _, writer = await asyncio.open_connection(host, port)
+        assert processes.connections_to(child.pid, port) == 1
+        writer.close()
+        await writer.wait_closed()
+        end = time.monotonic() + 5.0
+        while processes.connections_to(child.pid, port):
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+    finally:
+        await processes.stop_group(child, 0.1)
+    assert processes.connections_to(child.pid, port) == 0

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import select
-from tests.frontend.world import Time, WatchedStore, World, registration
+from tests.frontend.serving_rows import a_replica
+from tests.frontend.world import MODEL, Time, WatchedStore, World, registration
 
 from enginehouse.core.action import RemoveBackend
 from enginehouse.core.errors import Conflict, Invalid
@@ -20,11 +21,12 @@ from enginehouse.core.node_api import HeartbeatRequest
 from enginehouse.core.operation import Operation
 from enginehouse.core.progress import Progress
 from enginehouse.core.views import OperationView
+from enginehouse.frontend.acceptance import Requester
 from enginehouse.frontend.watching import board, events, snapshots
 from enginehouse.frontend.watching.events import Events, Watcher
 from enginehouse.frontend.watching.snapshots import Snapshot
 from enginehouse.frontend.watching.views import MAX_ERRORS, SilenceLimits
-from enginehouse.store import operations, schema
+from enginehouse.store import operations, replicas, schema
 from enginehouse.store.db import Connection
 from enginehouse.store.limits import StoreLimits
 from enginehouse.store.supersession import add_intent
@@ -416,6 +418,24 @@ async def test_a_watcher_that_merges_changes_has_what_a_reader_has(world: World,
     now = await world.board.view(view.jobID)
     assert merged.nodes == now.nodes
     assert (merged.counts, merged.error, merged.targets) == (now.counts, now.error, now.targets)
+
+
+async def test_a_stop_on_another_frontend_makes_this_one_look_at_its_routes(world: World, time: Time) -> None:
+    """The worker ends the engine as soon as nobody seems to use it: waiting for the next regular look is too long."""
+    other = World(world.store, time, owner="other")
+    looks: list[str] = []
+    other.board.on_changes_elsewhere(nodes=lambda: looks.append("nodes"), replicas=lambda: looks.append("replicas"))
+    await other.start()
+    node = await world.join("first")
+    running = msgspec.structs.replace(a_replica(0, MODEL), node_id=node.id)
+    await world.store.transaction(lambda connection: replicas.put(connection, running, 0.0))
+    await other.board.catch_up_step()
+    await world.install()
+    await other.board.catch_up_step()
+    assert "replicas" not in looks
+    await world.operations.request_unload(MODEL.name, None, Requester(author="someone"))
+    await other.board.catch_up_step()
+    assert "replicas" in looks
 
 
 async def test_a_change_on_another_frontend_is_read_alone(world: World, time: Time) -> None:

@@ -193,6 +193,23 @@ async def test_a_port_that_is_taken_in_the_last_moment_is_left_for_the_next(
             assert taken < int(started.address.rpartition(":")[2]) < taken + 10
 
 
+async def test_an_engine_without_a_connection_for_a_moment_is_still_used(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frontend that has not heard of the stop opens a connection for its next request."""
+    await world.supervisor.start(request())
+    still_used = [1, 0, 0, 1, 0, 0, 0, 1]
+    looks: list[int] = []
+
+    def connections_to(pid: int, port: int) -> int:
+        looks.append(still_used[len(looks)] if len(looks) < len(still_used) else 0)
+        return looks[-1]
+
+    monkeypatch.setattr(processes, "connections_to", connections_to)
+    assert await world.supervisor.until_idle(request().process_key, 30.0)
+    assert looks[: len(still_used)] == still_used
+
+
 def threads_of(nonce: str) -> str:
     return next(environment[threads.THREADS] for _, environment in processes.processes_with_nonce(nonce))
 

@@ -23,7 +23,7 @@ from enginehouse.core.operation import ALL_OPERATIONS, OperationFilter, unknown_
 from enginehouse.core.progress import Progress, continued, is_newer
 from enginehouse.core.views import NodeView, OperationView
 from enginehouse.frontend.watching.events import Events
-from enginehouse.frontend.watching.news import Known, News, read_news
+from enginehouse.frontend.watching.news import Known, News, concerns_replicas, read_news
 from enginehouse.frontend.watching.snapshots import NEVER, Snapshot, read_snapshots
 from enginehouse.frontend.watching.views import Sign, SilenceLimits, render_node
 from enginehouse.ports import Clock
@@ -84,12 +84,13 @@ class Board:
         self._caught_up_to = 0.0
         self._rests_until = 0.0
         self._on_nodes_changed: Callable[[], None] = lambda: None
+        self._on_replicas_changed: Callable[[], None] = lambda: None
         self._on_own_changes: Callable[[], None] = lambda: None
         self._silence_noted_at = NEVER
 
-    def on_nodes_changed(self, wake: Callable[[], None]) -> None:
-        """Set the callback for nodes that another frontend changed, such as one that was drained."""
-        self._on_nodes_changed = wake
+    def on_changes_elsewhere(self, nodes: Callable[[], None], replicas: Callable[[], None]) -> None:
+        """Set the callbacks for what another frontend changed: a node that was drained, a replica that is to stop."""
+        self._on_nodes_changed, self._on_replicas_changed = nodes, replicas
 
     def on_own_changes(self, note: Callable[[], None]) -> None:
         """Set the callback for changes by this frontend, which others must look at."""
@@ -458,11 +459,7 @@ class Board:
             open=self._open,
             ended=self._told,
             nodes=told_nodes,
-            rows={
-                one: snapshot.operation
-                for one, snapshot in self._open.items()
-                if snapshot.operation.is_steered or snapshot.operation.is_watching
-            },
+            rows={one: snapshot.operation for one, snapshot in self._open.items() if snapshot.changes_alone},
         )
 
         def work(connection: Connection) -> tuple[News, list[Snapshot]]:
@@ -482,6 +479,8 @@ class Board:
             self._forget_node(node_id)
         if news.nodes or gone:
             self._on_nodes_changed()
+        if concerns_replicas(news, snapshots):
+            self._on_replicas_changed()
         self._events.position = self._caught_up_to = news.now
         self._forget_told()
 

@@ -6,10 +6,11 @@ read before, and versions decide what is new.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from enginehouse.core.action import StartReplica, StopReplica
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.operation import Operation
@@ -68,6 +69,12 @@ def read_news(connection: Connection, since: float, known: Known) -> News:
         nodes=changed,
         present=present,
     )
+
+
+def concerns_replicas(news: News, whole: Sequence[Snapshot]) -> bool:
+    """Whether replicas are started or stopped: a worker ends one when no frontend uses it, so routes must be fresh."""
+    changed = [*news.intents, *(intent for one in whole for intent in one.intents.values())]
+    return any(isinstance(intent.action, StartReplica | StopReplica) for intent in changed)
 
 
 def _nodes_news(

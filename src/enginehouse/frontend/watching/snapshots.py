@@ -50,6 +50,11 @@ class Snapshot(Struct, kw_only=True):
         return self.status in ("queued", "running")
 
     @property
+    def changes_alone(self) -> bool:
+        """Whether the operation's row changes without its intents."""
+        return self.operation.is_steered or self.operation.is_watching
+
+    @property
     def revision(self) -> int:
         """The same number as `history.revisions`."""
         steps = sum(1 + intent.version for intent in self.intents.values())

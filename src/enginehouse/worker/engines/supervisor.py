@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 PORT_TRIES = 20  # other programs may take a port between its check and the engine's bind
 MEMORY_STEP_BYTES = 16 * 1024**2  # less does not matter to a placement
 IDLE_LOOK_SECONDS = 0.2  # between checks whether an engine still has connections
+# An engine without connections for this long is idle: frontends hear of a stop in a second (board.CATCH_UP_SECONDS).
+QUIET_SECONDS = 1.5
+UNUSED_SECONDS = 0.4  # the same if it had none from the start: frontends keep theirs for 3 s after a request
 PROOF_SECONDS = 2.0  # for the health check of a running process, which is cheap for the engine
 LOG_BYTES = 8 * 1024 * 1024  # of one engine; a larger log is truncated to nothing
 LOOKS_PER_TRIM = 4  # at what was added to the logs: their lines carry the time of the look
@@ -189,17 +192,25 @@ class Supervisor:
         return (declared,) if declared else (LOCALAI_GRPC, OPENAI_HTTP)
 
     async def until_idle(self, process_key: str, limit_seconds: float) -> bool:
-        """Wait until the engine has no connections; frontends close connections that they do not use."""
+        """Wait until frontends use the engine no more: they close the connections of a replica that they give up. One
+        that has not heard of the stop may have no connection for a moment, so none may come for a while.
+        """
         current = self._running.get(process_key)
         if current is not None:
             self._starter.forget(current)  # the connections of this worker do not count
-        deadline = asyncio.get_running_loop().time() + limit_seconds
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + limit_seconds
+        quiet_since, quiet_seconds = clock(), UNUSED_SECONDS
         while current is not None and current.process.returncode is None:
-            if not await in_thread(processes.connections_to, current.process.pid, current.port):
+            connections = await in_thread(processes.connections_to, current.process.pid, current.port)
+            if connections:
+                quiet_since, quiet_seconds = clock(), QUIET_SECONDS
+            elif clock() - quiet_since >= quiet_seconds:
                 return True
-            if asyncio.get_running_loop().time() > deadline:
-                log.warning("engine.still_busy key=%s seconds=%.0f", process_key, limit_seconds)
-                return False
+            if clock() > deadline:
+                if connections:
+                    log.warning("engine.still_busy key=%s seconds=%.0f", process_key, limit_seconds)
+                return not connections
             await asyncio.sleep(IDLE_LOOK_SECONDS)
         return True
 
