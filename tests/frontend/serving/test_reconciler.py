@@ -663,7 +663,8 @@ async def test_the_end_of_a_pause_wakes_a_model_that_rests(world: World, time: T
         await world.loader.step()
         await world.reconciler.step()
     assert "4.0 GiB reserved for big" in (await world.schedules.explain("tiny")).nodes[0].reason
-    await world.store.transaction(lambda c: [operations.end_steering(c, one.id) for one in operations.steered(c)])
+    for load in await loads(world):
+        await world.store.transaction(partial(operations.end_steering, operation_id=load.id))
     retry_at = await world.now() + 15.0
     await world.store.transaction(
         lambda c: load_infos.change(c, "tiny", lambda known: msgspec.structs.replace(known, retry_at=retry_at))

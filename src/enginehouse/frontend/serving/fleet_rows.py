@@ -53,7 +53,7 @@ class KnownNode(Struct, frozen=True):
         return self.node.approved and self.node.health != "offline"
 
 
-class Kept(Struct, Generic[T], frozen=True):
+class CheckedRows(Struct, Generic[T], frozen=True):
     """Rows by name or id, and the checksum of exactly these."""
 
     rows: Mapping[str, T]
@@ -64,11 +64,11 @@ class FleetRows(Struct, frozen=True, kw_only=True):
     """What the store has. Never changed: the next one shares what is the same."""
 
     read_at: float  # when all of it was last read
-    nodes: Kept[KnownNode]
+    nodes: CheckedRows[KnownNode]
     replicas: Mapping[str, ReplicaChecksum]  # by model
-    schedules: Kept[Schedule]
-    infos: Kept[LoadInfo]
-    definitions: Kept[str]  # of all models
+    schedules: CheckedRows[Schedule]
+    infos: CheckedRows[LoadInfo]
+    definitions: CheckedRows[str]  # of all models
 
     def names(self) -> set[str]:
         """The models to look at: those that are loaded or wanted."""
@@ -121,16 +121,16 @@ def read(connection: Connection, before: FleetRows | None, now: float) -> tuple[
         read_at=before.read_at if before is not None else now,
         nodes=_same_or_read(known_nodes, seen.nodes, lambda: _nodes(connection, known_nodes, seen.nodes)),
         replicas=by_model,
-        schedules=_same_or_read(wanted, seen.schedules, lambda: Kept(*schedules.with_checksum(connection))),
-        infos=_same_or_read(infos, seen.infos, lambda: Kept(*load_infos.with_checksum(connection))),
-        definitions=_same_or_read(definitions, seen.models, lambda: Kept(*models.definitions(connection))),
+        schedules=_same_or_read(wanted, seen.schedules, lambda: CheckedRows(*schedules.with_checksum(connection))),
+        infos=_same_or_read(infos, seen.infos, lambda: CheckedRows(*load_infos.with_checksum(connection))),
+        definitions=_same_or_read(definitions, seen.models, lambda: CheckedRows(*models.definitions(connection))),
     )
     return rows, seen
 
 
 def with_infos_again(connection: Connection, rows: FleetRows) -> FleetRows:
     """After this transaction has changed them."""
-    return msgspec.structs.replace(rows, infos=Kept(*load_infos.with_checksum(connection)))
+    return msgspec.structs.replace(rows, infos=CheckedRows(*load_infos.with_checksum(connection)))
 
 
 def changes(connection: Connection, before: FleetRows | None, after: FleetRows) -> RowChanges:
@@ -153,11 +153,11 @@ def changes(connection: Connection, before: FleetRows | None, after: FleetRows) 
     return RowChanges(nodes=changed_nodes, moved=moved, models=changed)
 
 
-def _same_or_read(known: Kept[T] | None, seen: object, read_all: Callable[[], Kept[T]]) -> Kept[T]:
+def _same_or_read(known: CheckedRows[T] | None, seen: object, read_all: Callable[[], CheckedRows[T]]) -> CheckedRows[T]:
     return known if known is not None and known.checksum == seen else read_all()
 
 
-def _other(before: Kept[T], after: Kept[T]) -> set[str]:
+def _other(before: CheckedRows[T], after: CheckedRows[T]) -> set[str]:
     """The names of rows that differ. Rows that are the same object are the same."""
     if before is after:
         return set()
@@ -166,12 +166,14 @@ def _other(before: Kept[T], after: Kept[T]) -> set[str]:
     return found | (old.keys() - new.keys())
 
 
-def _nodes(connection: Connection, known: Kept[KnownNode] | None, seen: tuple[int, int]) -> Kept[KnownNode]:
+def _nodes(
+    connection: Connection, known: CheckedRows[KnownNode] | None, seen: tuple[int, int]
+) -> CheckedRows[KnownNode]:
     """If those that changed last are not all that differ, some are gone, or were changed by a transaction that began
     earlier and was committed later.
     """
     if known is None:
-        return _with_parts(connection, Kept({}, (0, 0)), nodes.parts(connection), is_all=True)
+        return _with_parts(connection, CheckedRows({}, (0, 0)), nodes.parts(connection), is_all=True)
     newest = max((one.part[0] for one in known.rows.values()), default=0.0)
     found = _with_parts(connection, known, nodes.parts(connection, newest - OVERLAP_SECONDS), is_all=False)
     if found.checksum == seen:
@@ -180,8 +182,8 @@ def _nodes(connection: Connection, known: Kept[KnownNode] | None, seen: tuple[in
 
 
 def _with_parts(
-    connection: Connection, known: Kept[KnownNode], parts: Mapping[NodeId, nodes.NodePart], *, is_all: bool
-) -> Kept[KnownNode]:
+    connection: Connection, known: CheckedRows[KnownNode], parts: Mapping[NodeId, nodes.NodePart], *, is_all: bool
+) -> CheckedRows[KnownNode]:
     """The nodes with these parts, read again where the part is another."""
     changed = {one for one, part in parts.items() if (old := known.rows.get(one)) is None or old.part != part}
     # After the parts: of a node that changes in between, the part is that of the row before, so it is read once more.
@@ -190,7 +192,7 @@ def _with_parts(
     rows.update((node.id, _known(parts[node.id], node)) for node in every if node.id in changed)
     if is_all and len(rows) != len(parts):
         rows = {one: rows[one] for one in parts if one in rows}
-    return Kept(rows, (len(rows), sum(one.part[1] for one in rows.values())))
+    return CheckedRows(rows, (len(rows), sum(one.part[1] for one in rows.values())))
 
 
 def _known(part: nodes.NodePart, node: Node) -> KnownNode:
