@@ -154,10 +154,9 @@ def of_everything(rounds: int) -> tuple[float, float]:
     one change grows.
     """
     worst, rests = 0.0, []
-    for number in (100, 1000):
-        found = asyncio.run(serving_passes.measure(number, rounds))
+    for found in asyncio.run(serving_passes.measure((100, 1000), rounds)):
         print(
-            f"{number} nodes, {number * REPLICAS_PER_NODE} replicas: a pass that reads everything "
+            f"{found.nodes} nodes, {found.nodes * REPLICAS_PER_NODE} replicas: a pass that reads everything "
             f"{found.pass_whole:.1f} ms, with nothing to do {found.pass_unchanged:.2f} ms, after one change "
             f"{found.pass_changed:.1f} ms, after one report {found.pass_reported:.1f} ms, of which checksums "
             f"{found.checksums:.2f} ms; routes {found.routes_whole:.1f}, {found.routes_unchanged:.2f} and "

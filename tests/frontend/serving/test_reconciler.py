@@ -262,6 +262,15 @@ async def test_what_a_replica_took_is_learned(world: World) -> None:
     assert (told.needs_bytes, told.needs_from) == (7 * GIB, "measured")
 
 
+async def test_what_a_replica_takes_more_later_is_learned(world: World) -> None:
+    await resting(world)
+    one = await home_of(world)
+    took = msgspec.structs.replace(running(one.nonce), memory_bytes=7 * GIB, revision=MODEL.revision)
+    await world.report(one.node_id, backends=(ENGINE,), replicas=(took,), sequence=6)
+    await world.reconciler.step()
+    assert (await info_of(world)).memory_bytes == 7 * GIB
+
+
 async def test_requests_that_wait_on_another_frontend_are_a_reason_for_a_replica(world: World, time: Time) -> None:
     await ready(world, "first", "second")
     await schedule(world, min_replicas=1, max_replicas=2)
