@@ -142,6 +142,7 @@ class _Given(Struct, frozen=True, kw_only=True):
     rows: FleetRows
     matches: Matches
     loading: Mapping[str, list[NodeId]]  # by model
+    steered: Collection[OperationId]  # the loads that this pass knows of
     planned: Sequence[str]  # the models that do not rest
     used: Mapping[str, Sequence[UsedReplica]]  # the replicas of these
 
@@ -185,7 +186,8 @@ class Reconciler:
         leases.release(connection, LEASE, parts.owner)
         # Before the replicas: a load that ends in between is then counted twice instead of not at all.
         loading: dict[str, list[NodeId]] = {}
-        for operation in operations.steered(connection):
+        steered = operations.steered(connection)
+        for operation in steered:
             loading.setdefault(operation.name, []).append(operation.targets[0] if operation.targets else NodeId(""))
         edition, before = parts.galleries.edition, self._still_known(now)
         known_rows = before.rows if before is not None else None
@@ -209,7 +211,15 @@ class Reconciler:
             matches = Matches(rows.in_order(), parts.galleries, has_carrier=parts.has_carrier)
         used = replicas.of_models_with_use(connection, planned)
         learn(connection, rows, {*changed.nodes, *(one.replica.node_id for some in used.values() for one in some)})
-        given = _Given(now=now, rows=rows, matches=matches, loading=loading, planned=planned, used=used)
+        given = _Given(
+            now=now,
+            rows=rows,
+            matches=matches,
+            loading=loading,
+            steered={one.id for one in steered},
+            planned=planned,
+            used=used,
+        )
         begun, facts = self._plan_all(connection, given, rests)
         if emptied or (seen.steered and operations.steered(connection, kind="drain")):
             begun += self._steer_drains(connection, given, facts)
@@ -340,8 +350,13 @@ class Reconciler:
         info = given.info_of(model.name)
         if plan.is_empty:
             return []
-        if plan.loads and load_infos.change(connection, model.name, lambda known: known).kept != info.kept:
-            return []  # unloaded or deleted since this pass read it; the row stays locked until the load is stored
+        if plan.loads or plan.replaced is not None:
+            # The row stays locked until the load is stored.
+            kept = load_infos.lock(connection, model.name).kept
+            if kept != info.kept or any(
+                one.id not in given.steered for one in operations.steered(connection, model.name)
+            ):
+                return []  # unloaded, deleted or loaded by somebody since this pass read the rows
         loader = self._parts.loader
         begun = [loader.begin_another(connection, model, node_id or None) for node_id in plan.loads]
         if plan.replaced is not None:
