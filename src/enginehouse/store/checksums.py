@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import BigInteger, Column, ColumnElement, Integer, Numeric, cast, func, literal, select
+from sqlalchemy import BigInteger, Column, ColumnElement, Integer, Numeric, Row, Select, cast, func, literal, select
 
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import load_infos, models, nodes, operations, replicas, schedules
@@ -43,9 +43,13 @@ class ServingChecksums(Struct, frozen=True, kw_only=True):
 
 
 _NODES = select(func.count(), _sum_of(nodes.c.updated_at)).select_from(nodes)
-_REPLICAS = select(
-    func.count(), _sum_of(replicas.c.created_at), func.coalesce(func.sum(cast(replicas.c.leaving, Integer)), 0)
-).select_from(replicas)
+_OF_REPLICAS = (
+    func.count(),
+    _sum_of(replicas.c.created_at),
+    func.coalesce(func.sum(cast(replicas.c.leaving, Integer)), 0),
+)
+_REPLICAS = select(*_OF_REPLICAS).select_from(replicas)
+_REPLICAS_BY_MODEL = select(replicas.c.model, *_OF_REPLICAS).group_by(replicas.c.model)
 _SCHEDULES = select(func.count(), _sum_of(schedules.c.updated_at)).select_from(schedules)
 _STEERED = select(func.count()).select_from(operations).where(operations.c.is_steered.is_(True))
 
@@ -59,14 +63,15 @@ _OF_INFOS = (
 
 def _hash_of(columns: tuple[Column[Any], ...]) -> ColumnElement[Any]:
     text = func.concat_ws(literal("\n"), *columns)
-    return func.coalesce(func.sum(cast(func.hashtextextended(text, 0), Numeric)), 0)
+    return cast(func.hashtextextended(text, 0), Numeric)
 
 
-_HASHED = {kind: select(_hash_of(columns)) for kind, columns in (("models", _OF_MODELS), ("infos", _OF_INFOS))}
-_ROWS = {
-    "models": select(*_OF_MODELS).order_by(models.c.name),
-    "infos": select(*_OF_INFOS).order_by(load_infos.c.model),
+_KINDS = {"models": (_OF_MODELS, models.c.name), "infos": (_OF_INFOS, load_infos.c.model)}
+_HASHES = {kind: select(func.coalesce(func.sum(_hash_of(columns)), 0)) for kind, (columns, _) in _KINDS.items()}
+_HASHED_ROWS: dict[str, Select[Any]] = {
+    kind: select(*columns, _hash_of(columns).label("hash")) for kind, (columns, _) in _KINDS.items()
 }
+_ROWS: dict[str, Select[Any]] = {kind: select(*columns).order_by(name) for kind, (columns, name) in _KINDS.items()}
 
 
 def of_nodes(connection: Connection) -> tuple[int, int]:
@@ -79,6 +84,11 @@ def of_replicas(connection: Connection) -> ReplicaChecksum:
     return ReplicaChecksum(int(count), int(times), int(leaving))
 
 
+def of_replicas_by_model(connection: Connection) -> dict[str, ReplicaChecksum]:
+    rows = connection.execute(_REPLICAS_BY_MODEL).all()
+    return {model: ReplicaChecksum(int(count), int(times), int(leaving)) for model, count, times, leaving in rows}
+
+
 def of_schedules(connection: Connection) -> tuple[int, int]:
     count, times = connection.execute(_SCHEDULES).one()
     return int(count), int(times)
@@ -88,18 +98,54 @@ def of_models(connection: Connection) -> int:
     return _contents(connection, "models")
 
 
+def of_infos(connection: Connection) -> int:
+    return _contents(connection, "infos")
+
+
 def _contents(connection: Connection, kind: str) -> int:
     if connection.dialect.name == "postgresql":
-        return int(connection.execute(_HASHED[kind]).scalar_one())
-    return hash(tuple(tuple(row) for row in connection.execute(_ROWS[kind])))
+        return int(connection.execute(_HASHES[kind]).scalar_one())
+    return _with_contents(connection, kind)[1]
+
+
+def model_rows(connection: Connection) -> tuple[list[Row[Any]], int]:
+    """The names and definitions of all models, and the checksum of exactly these."""
+    return _with_contents(connection, "models")
+
+
+def info_rows(connection: Connection) -> tuple[list[Row[Any]], int]:
+    """What is decided by of all load infos, and the checksum of exactly that."""
+    return _with_contents(connection, "infos")
+
+
+def _with_contents(connection: Connection, kind: str) -> tuple[list[Row[Any]], int]:
+    is_hashed = connection.dialect.name == "postgresql"
+    found: list[Row[Any]] = [*connection.execute((_HASHED_ROWS if is_hashed else _ROWS)[kind]).all()]
+    if is_hashed:
+        return found, sum(int(row.hash) for row in found)
+    return found, hash(tuple(tuple(row) for row in found))
 
 
 def of_serving(connection: Connection) -> ServingChecksums:
+    return _of_serving(connection, of_replicas(connection))
+
+
+def of_serving_by_model(connection: Connection) -> tuple[ServingChecksums, dict[str, ReplicaChecksum]]:
+    """`of_serving`, and those of the replicas of each model that has any."""
+    found = of_replicas_by_model(connection)
+    parts = found.values()
+    every = ReplicaChecksum(
+        sum(one.count for one in parts), sum(one.times for one in parts), sum(one.leaving for one in parts)
+    )
+    return _of_serving(connection, every), found
+
+
+def _of_serving(connection: Connection, of_replicas: ReplicaChecksum) -> ServingChecksums:
     return ServingChecksums(
         nodes=of_nodes(connection),
-        replicas=of_replicas(connection),
+        replicas=of_replicas,
         schedules=of_schedules(connection),
-        models=_contents(connection, "models"),
-        infos=_contents(connection, "infos"),
+        models=of_models(connection),
+        infos=of_infos(connection),
         steered=int(connection.execute(_STEERED).scalar_one()),
     )
