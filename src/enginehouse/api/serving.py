@@ -34,6 +34,7 @@ async def answering(app: object, listener: socket.socket) -> AsyncIterator[None]
         log_config=None,
         access_log=False,
         lifespan="off",
+        ws="none",  # no route speaks WebSocket, and a library for it would be imported where there is one
         timeout_graceful_shutdown=SHORT_STOP_SECONDS,
         server_header=False,
     )
@@ -67,6 +68,7 @@ async def serve(
         log_config=None,
         access_log=False,
         lifespan="off",
+        ws="none",
         timeout_graceful_shutdown=STOP_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,  # type: ignore[arg-type]  # fractions work too
         h11_max_incomplete_event_size=16 * 1024,
