@@ -241,6 +241,7 @@ async def run(settings: FrontendSettings) -> int:
         )
     finally:
         await frontend.access.finish()
+        await frontend.reconciler.finish()
         await bus.close()
         await engine.close()
         await servers.close()
