@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from enginehouse.core import action as actions
 from enginehouse.core.action import StopReplica
+from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.model import Model, read_model
 from enginehouse.core.operation import ReplacedReplica
@@ -165,6 +166,13 @@ class Reconciler:
             await self._parts.store.transaction(
                 lambda connection: replicas.note_uses(connection, dict.fromkeys(used, db.now(connection)))
             )
+
+    async def finish(self) -> None:
+        """Store the last uses when the frontend stops."""
+        try:
+            await self.uses_step()
+        except EnginehouseError as error:
+            log.warning("replicas.uses_lost error=%s", error)
 
     async def step(self) -> None:
         """One pass over the models that somebody wants, or that have more than one replica."""

@@ -273,6 +273,10 @@ class Router:
         used, self._used = self._used | set(self.counts()), set()
         return used
 
+    def was_used(self, nonce: str) -> bool:
+        """Whether a process got a request since the last `used_since`, or has one now."""
+        return nonce in self._used or nonce in self.counts()
+
     def in_flight_of(self, nonce: str) -> int:
         own = self.counts().get(nonce, 0) if self._in_flight else 0
         return own + self._elsewhere.of(nonce)
