@@ -229,7 +229,8 @@ def test_a_load_that_left_every_node_tells_why_they_do_not_take_it() -> None:
     left = [msgspec.structs.replace(intent(INSTALL, "cancelled", name), reason="node_left") for name in ("a", "b")]
     ended = step(left, [node("a", health="offline"), node("b", health="offline")])
     assert isinstance(ended, GiveUp)
-    assert (ended.code, ended.message) == ("insufficient_capacity", "cannot place m: a is offline; b is offline")
+    told = "cannot place m: a is offline; b is offline. What would help: a: it has to come back"
+    assert (ended.code, ended.message) == ("insufficient_capacity", told)
     failed = msgspec.structs.replace(intent(INSTALL, "failed", "a"), reason="digest_mismatch")
     ended = step([failed, left[1]], [node("a"), node("b", health="offline")])
     assert isinstance(ended, GiveUp)

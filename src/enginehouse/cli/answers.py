@@ -155,4 +155,5 @@ class ShownExplanation(Struct, frozen=True, kw_only=True):
     stops: tuple[str, ...]
     nodes: tuple[NodeFit, ...]
     last_failure: str
+    would_help: tuple[str, ...] = ()  # a server of the version before does not say it
     retry_in_seconds: float | None

@@ -33,6 +33,7 @@ from enginehouse.core.placement import (
     place,
 )
 from enginehouse.core.reference import parse_uri
+from enginehouse.core.remedies import remedies
 
 _GONE = frozenset({NODE_REMOVED, NODE_LEFT})
 MAX_TIMES = 4  # installs of the same engine on the same node per load: operators may delete it once or twice meanwhile
@@ -160,7 +161,10 @@ def _without_room(
         name = needs.model.name
         message = cause.message if cause.state == "failed" else f"cannot load {name}: {cause.message}"
         return GiveUp(code=cause.reason or cause.state, message=message)
-    return GiveUp(code="insufficient_capacity", message=explanation(needs, found))
+    message = explanation(needs, found)
+    if rooms:
+        message += f". What would help: {remedies(msgspec.structs.replace(needs, avoid=()), rooms)[0]}"
+    return GiveUp(code="insufficient_capacity", message=message)
 
 
 def _slot_on(needs: Needs, room: Room, reserved: Reservation | None) -> int | None:

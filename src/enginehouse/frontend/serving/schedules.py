@@ -16,6 +16,7 @@ from enginehouse.core.errors import Invalid, NotFound, Unavailable
 from enginehouse.core.model import Model
 from enginehouse.core.name import check_model_name
 from enginehouse.core.placement import NoRoom, Placement, Rejection, judge, place
+from enginehouse.core.remedies import remedies
 from enginehouse.core.schedule import LoadInfo, Schedule, ScheduleRequest, checked
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.localai.builds import builds_for
@@ -53,6 +54,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     chosen: str  # the name of the node that another replica would get; "" if none fits
     stops: tuple[str, ...]  # idle models that would make room
     nodes: tuple[NodeVerdict, ...]
+    would_help: tuple[str, ...]  # what would have to change, if none fits
     last_failure: str
     retry_in_seconds: float | None  # None if nothing waits
 
@@ -170,6 +172,7 @@ class Schedules:
             chosen=names[found.node_id] if isinstance(found, Placement) else "",
             stops=() if isinstance(found, NoRoom) else tuple(dict.fromkeys(one.model for one in found.stops)),
             nodes=tuple(_verdict(room.node.id, room.node.name, judge(needs, room)) for room in rooms),
+            would_help=remedies(needs, rooms) if isinstance(found, NoRoom) else (),
             last_failure=info.reason,
             retry_in_seconds=max(0.0, info.retry_at - now) if info.retry_at > now else None,
         )

@@ -154,6 +154,14 @@ function explained(found, model, state) {
           ]
         : "No node can take another one now.",
     ),
+    found.would_help?.length > 0 && [
+      h("p", null, "What would help:"),
+      h(
+        "ul",
+        null,
+        found.would_help.map((one) => h("li", { key: one }, one)),
+      ),
+    ],
     found.last_failure &&
       h(
         "p",

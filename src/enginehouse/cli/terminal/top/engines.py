@@ -160,6 +160,7 @@ def explained(found: ShownExplanation, width: int) -> list[Row]:
         ("replicas", f"{found.replicas} running, {found.wanted} wanted"),
         ("the next goes to", f"{found.chosen}{stops}" if found.chosen else "no node"),
         *((one.node_name, "has room" if one.fits else one.reason) for one in found.nodes),
+        *(("would help", one) for one in found.would_help),
         ("last failure", found.last_failure),
     ]
     if found.retry_in_seconds is not None:
