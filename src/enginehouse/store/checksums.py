@@ -10,7 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import BigInteger, Column, ColumnElement, Integer, Numeric, cast, func, literal, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    FromClause,
+    Integer,
+    Numeric,
+    Select,
+    Subquery,
+    Table,
+    cast,
+    func,
+    literal,
+    select,
+    true,
+)
 
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import load_infos, models, nodes, operations, replicas, schedules
@@ -34,20 +49,15 @@ class ReplicaChecksum(Struct, frozen=True):
 
 
 class ServingChecksums(Struct, frozen=True, kw_only=True):
+    """Counts come first."""
+
     nodes: tuple[int, int]
     replicas: ReplicaChecksum
     schedules: tuple[int, int]
-    models: int
-    infos: int
+    models: tuple[int, int]
+    infos: tuple[int, int]
     steered: int  # loads and drains under way
 
-
-_NODES = select(func.count(), _sum_of(nodes.c.updated_at)).select_from(nodes)
-_REPLICAS = select(
-    func.count(), _sum_of(replicas.c.created_at), func.coalesce(func.sum(cast(replicas.c.leaving, Integer)), 0)
-).select_from(replicas)
-_SCHEDULES = select(func.count(), _sum_of(schedules.c.updated_at)).select_from(schedules)
-_STEERED = select(func.count()).select_from(operations).where(operations.c.is_steered.is_(True))
 
 # These rows have no times, and are few. PostgreSQL hashes them; SQLite is in this process.
 _OF_MODELS = (models.c.name, models.c.definition)
@@ -55,6 +65,7 @@ _OF_INFOS = (
     *(load_infos.c.model, load_infos.c.revision, load_infos.c.memory_bytes, load_infos.c.kept),
     *(load_infos.c.scaled_at, load_infos.c.failures, load_infos.c.retry_at),
 )
+_OF_TOKENS = (nodes.c.id, nodes.c.name, nodes.c.token_hash, nodes.c.previous_token_hash)
 
 
 def _hash_of(columns: tuple[Column[Any], ...]) -> ColumnElement[Any]:
@@ -62,44 +73,58 @@ def _hash_of(columns: tuple[Column[Any], ...]) -> ColumnElement[Any]:
     return func.coalesce(func.sum(cast(func.hashtextextended(text, 0), Numeric)), 0)
 
 
-_HASHED = {kind: select(_hash_of(columns)) for kind, columns in (("models", _OF_MODELS), ("infos", _OF_INFOS))}
+def _counted(table: Table, *sums: ColumnElement[Any]) -> Subquery:
+    return select(func.count(), *sums).select_from(table).subquery()
+
+
+def _together(*parts: Subquery) -> Select[Any]:
+    """One row of all these rows. One statement: a round trip costs more than such a sum."""
+    joined: FromClause = parts[0]
+    for part in parts[1:]:
+        joined = joined.join(part, true())
+    return select(*(column for part in parts for column in part.c)).select_from(joined)
+
+
+_TIMED = (
+    _counted(nodes, _sum_of(nodes.c.updated_at)),
+    _counted(replicas, _sum_of(replicas.c.created_at), func.coalesce(func.sum(cast(replicas.c.leaving, Integer)), 0)),
+    _counted(schedules, _sum_of(schedules.c.updated_at)),
+    select(func.count()).select_from(operations).where(operations.c.is_steered.is_(True)).subquery(),
+)
+_HASHED = (_counted(models, _hash_of(_OF_MODELS)), _counted(load_infos, _hash_of(_OF_INFOS)))
+_SERVING = {"sqlite": _together(*_TIMED), "postgresql": _together(*_TIMED, *_HASHED)}
+_TOKENS = select(_hash_of(_OF_TOKENS).label("tokens")).select_from(nodes)
 _ROWS = {
     "models": select(*_OF_MODELS).order_by(models.c.name),
     "infos": select(*_OF_INFOS).order_by(load_infos.c.model),
+    "tokens": select(*_OF_TOKENS).order_by(nodes.c.id),
 }
 
 
-def of_nodes(connection: Connection) -> tuple[int, int]:
-    count, times = connection.execute(_NODES).one()
-    return int(count), int(times)
-
-
-def of_replicas(connection: Connection) -> ReplicaChecksum:
-    count, times, leaving = connection.execute(_REPLICAS).one()
-    return ReplicaChecksum(int(count), int(times), int(leaving))
-
-
-def of_schedules(connection: Connection) -> tuple[int, int]:
-    count, times = connection.execute(_SCHEDULES).one()
-    return int(count), int(times)
-
-
-def of_models(connection: Connection) -> int:
-    return _contents(connection, "models")
-
-
-def _contents(connection: Connection, kind: str) -> int:
-    if connection.dialect.name == "postgresql":
-        return int(connection.execute(_HASHED[kind]).scalar_one())
-    return hash(tuple(tuple(row) for row in connection.execute(_ROWS[kind])))
-
-
 def of_serving(connection: Connection) -> ServingChecksums:
+    dialect = connection.dialect.name
+    found = [int(value) for value in connection.execute(_SERVING[dialect]).one()]
+    if dialect == "postgresql":
+        hashed = (found[8], found[9]), (found[10], found[11])
+    else:
+        hashed = _rows_of(connection, "models"), _rows_of(connection, "infos")
     return ServingChecksums(
-        nodes=of_nodes(connection),
-        replicas=of_replicas(connection),
-        schedules=of_schedules(connection),
-        models=_contents(connection, "models"),
-        infos=_contents(connection, "infos"),
-        steered=int(connection.execute(_STEERED).scalar_one()),
+        nodes=(found[0], found[1]),
+        replicas=ReplicaChecksum(found[2], found[3], found[4]),
+        schedules=(found[5], found[6]),
+        steered=found[7],
+        models=hashed[0],
+        infos=hashed[1],
     )
+
+
+def of_node_tokens(connection: Connection) -> int:
+    """Of the tokens of all nodes: their rows have no time for changes of these."""
+    if connection.dialect.name == "postgresql":
+        return int(connection.execute(_TOKENS).scalar_one())
+    return _rows_of(connection, "tokens")[1]
+
+
+def _rows_of(connection: Connection, kind: str) -> tuple[int, int]:
+    found = [tuple(row) for row in connection.execute(_ROWS[kind])]
+    return len(found), hash(tuple(found))

@@ -22,7 +22,6 @@ from enginehouse.store.schema import replicas
 
 _EVERY = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
 _OF_MODEL = _EVERY.where(replicas.c.model == bindparam("of"))
-_ANY = select(replicas.c.model).limit(1)
 _ADD = replicas.insert()
 _SERVING = _EVERY.where(replicas.c.leaving.is_(False))
 _LEAVING = _EVERY.where(replicas.c.leaving.is_(True))
@@ -127,10 +126,6 @@ def ready_since(connection: Connection, model: str, since: float) -> set[str]:
 
 def every(connection: Connection) -> list[Replica]:
     return [_replica(row) for row in connection.execute(_EVERY)]
-
-
-def is_any(connection: Connection) -> bool:
-    return connection.execute(_ANY).one_or_none() is not None
 
 
 def serving(connection: Connection) -> list[Replica]:

@@ -55,7 +55,6 @@ from enginehouse.store import (
     nodes,
     operations,
     replicas,
-    schedules,
 )
 from enginehouse.store.checksums import ServingChecksums
 from enginehouse.store.db import Connection, Store
@@ -183,7 +182,16 @@ class Reconciler:
         return _Passed(begun=begun, quiet=quiet)
 
     def _may_rest(self, connection: Connection) -> bool:
-        return not _has_work(connection) or self._is_quiet(checksums.of_serving(connection), db.now(connection))
+        seen = checksums.of_serving(connection)
+        if seen.steered and not _has_rows(seen):
+            return not operations.steered(connection, kind="drain")
+        return self.rests_at(seen, db.now(connection))
+
+    def rests_at(self, seen: ServingChecksums, now: float) -> bool:
+        """Whether a pass over rows with these checksums has nothing to do then."""
+        if not _has_rows(seen):
+            return not seen.steered
+        return self._is_quiet(seen, now)
 
     def _is_quiet(self, seen: ServingChecksums, now: float) -> bool:
         quiet, traffic = self._quiet, self._parts.traffic
@@ -322,14 +330,9 @@ def _names(fleet: Fleet) -> set[str]:
     return {*fleet.schedules, *(name for name, info in fleet.infos.items() if info.kept), *loaded}
 
 
-def _has_work(connection: Connection) -> bool:
-    """Whether there is anything to reconcile: something that runs, is wanted or was wanted, or a drain."""
-    return bool(
-        replicas.is_any(connection)
-        or schedules.every(connection)
-        or load_infos.every(connection)
-        or operations.steered(connection, kind="drain")
-    )
+def _has_rows(seen: ServingChecksums) -> bool:
+    """Whether there is anything to reconcile besides drains: something that runs, is wanted or was wanted."""
+    return bool(seen.replicas.count or seen.schedules[0] or seen.infos[0])
 
 
 def _take_back(connection: Connection) -> None:

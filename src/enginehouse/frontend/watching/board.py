@@ -24,11 +24,12 @@ from enginehouse.core.progress import Progress, continued, is_newer
 from enginehouse.core.views import NodeView, OperationView
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.news import Known, News, concerns_replicas, read_news
-from enginehouse.frontend.watching.snapshots import NEVER, Snapshot, read_snapshots
+from enginehouse.frontend.watching.snapshots import NEVER, Snapshot, Tracked, read_snapshots
 from enginehouse.frontend.watching.views import Sign, SilenceLimits, render_node
 from enginehouse.ports import Clock
 from enginehouse.store import db, history, nodes, operations
 from enginehouse.store.db import Connection, Store
+from enginehouse.store.glance import Glance
 
 PUBLISH_SECONDS = 0.2  # between two events of one operation; faster updates cannot be read
 SLOWEST_SECONDS = 0.8  # the same with very many watchers, so that none is more than a second behind
@@ -50,21 +51,6 @@ class Missed(Struct, frozen=True, kw_only=True):
     present: list[str]  # the ids of all nodes; every other one has been removed
     position: float
     is_all: bool
-
-
-class Tracked(Struct):
-    """An open intent: its node, whose progress alone counts, and the operations it serves."""
-
-    node_id: NodeId
-    operations: set[OperationId]
-    attempt: int = 0  # the running one; 0 for none
-    version: int = 0  # of the row it was read from
-
-    def note(self, intent: Intent) -> None:
-        """Store the state of the intent, unless the row is older than the known one."""
-        if intent.version >= self.version:
-            self.version = intent.version
-            self.attempt = intent.attempt if intent.state == "running" else 0
 
 
 class Board:
@@ -450,6 +436,12 @@ class Board:
         snapshots, self._told_nodes, self._caught_up_to = await self._store.look(work)
         self._keep(snapshots)
         self._events.position = self._caught_up_to
+
+    def has_told(self, glance: Glance) -> bool:
+        """Whether watchers know of all changes that a glance shows: there is nothing to catch up with."""
+        if glance.changed_at >= self._caught_up_to - _OVERLAP_SECONDS or glance.node_count != len(self._told_nodes):
+            return False
+        return all(one.is_open and not one.changes_alone for one in self._open.values())
 
     async def catch_up_step(self) -> None:
         """Publish changes by other frontends, and those that this one could not publish."""
