@@ -28,6 +28,7 @@ from enginehouse.api.intake import request_id_of
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.requests import ABORT
 from enginehouse.api.routes import ApiRoute
+from enginehouse.api.turns import Turns
 from enginehouse.core.errors import (
     Denied,
     EnginehouseError,
@@ -42,6 +43,8 @@ from enginehouse.frontend.fleet.audit import AuditLedger
 from enginehouse.frontend.fleet.tokens import Keys
 
 log = logging.getLogger(__name__)
+
+TURNS_AT_ONCE = 8  # requests of the framework that begin before others are looked for: two or three milliseconds
 
 
 class RouteEndpoint:
@@ -167,10 +170,13 @@ class Application:
         self.routes = framework.routes
         self.endpoints = endpoints
         self._by_path = {path: endpoint for path, endpoint in endpoints.values()}
+        self._turns = Turns(TURNS_AT_ONCE)
         self._framework: Any = ProxyHeadersMiddleware(framework, trusted_hosts=_TRUSTED)  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._by_path.get(scope["path"]) if scope.get("method") == "POST" else None
+        if endpoint is None:
+            await self._turns.take()
         await (endpoint or self._framework)(scope, receive, send)
 
 
