@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from enginehouse.api.turns import Turns
 
@@ -23,7 +24,7 @@ async def test_many_that_come_together_begin_a_few_per_round_and_in_order() -> N
             await asyncio.sleep(0)  # one round, as of a request that arrives meanwhile
             seen.append(len(begun))
     assert begun == list(range(CALLS))
-    assert max(after - before for before, after in zip(seen, seen[1:], strict=False)) <= AT_ONCE
+    assert max(after - before for before, after in itertools.pairwise(seen)) <= AT_ONCE
 
 
 async def test_one_alone_waits_for_nothing() -> None:

@@ -44,7 +44,8 @@ from enginehouse.frontend.fleet.tokens import Keys
 
 log = logging.getLogger(__name__)
 
-TURNS_AT_ONCE = 8  # requests of the framework that begin before others are looked for: two or three milliseconds
+TURNS_AT_ONCE = 8  # requests of machines that begin before others are looked for: two or three milliseconds
+_OF_MACHINES = "/api/node/"
 
 
 class RouteEndpoint:
@@ -175,7 +176,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._by_path.get(scope["path"]) if scope.get("method") == "POST" else None
-        if endpoint is None:
+        if endpoint is None and scope["path"].startswith(_OF_MACHINES):
             await self._turns.take()
         await (endpoint or self._framework)(scope, receive, send)
 

@@ -1,7 +1,8 @@
 """Turns: at most so many requests begin in one round of the event loop, in their order; the others begin in the next.
 
-After a power cut a thousand machines ask at the same moment. If all their requests were ready at once, a warm request
-that comes after them would wait for all of them; between two rounds the loop looks for what has arrived.
+After a power cut a thousand machines ask at the same moment, and they report together what an operation has done. If
+all their requests were ready at once, those of people that come after them would wait for all of them; between two
+rounds the loop looks for what has arrived.
 """
 
 from __future__ import annotations

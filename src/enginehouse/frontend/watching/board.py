@@ -85,18 +85,18 @@ class Board:
     # Views ----------------------------------------------------------------------------------------
 
     async def view(self, operation_id: OperationId) -> OperationView:
-        snapshots = await self._store.read(lambda connection: self._read(connection, [operation_id]))
-        if not snapshots:
+        views = await self._store.read(lambda connection: self._views(connection, [operation_id]))
+        if not views:
             raise unknown_operation(operation_id)
-        return self._render(snapshots[0])
+        return views[0]
 
     async def unfinished(self, limit: int) -> list[OperationView]:
         """Return the operations that are open or have failed, newest first."""
 
-        def work(connection: Connection) -> list[Snapshot]:
-            return self._read(connection, [one.id for one in history.unfinished(connection, limit)])
+        def work(connection: Connection) -> list[OperationView]:
+            return self._views(connection, [one.id for one in history.unfinished(connection, limit)])
 
-        return [self._render(snapshot) for snapshot in await self._store.read(work)]
+        return await self._store.read(work)
 
     async def page(
         self,
@@ -108,14 +108,14 @@ class Board:
     ) -> list[OperationView]:
         """Return the wanted operations, or only the ended ones, newest first, beginning after `before`."""
 
-        def work(connection: Connection) -> list[Snapshot]:
+        def work(connection: Connection) -> list[OperationView]:
             after = None if before is None else operations.get(connection, before)
             if before is not None and after is None:
                 raise NotFound(f"cannot list operations after {before}: this operation does not exist", param="before")
             found = operations.recent(connection, limit, after, is_ended=is_ended, wanted=wanted)
-            return self._read(connection, [operation.id for operation in found])
+            return self._views(connection, [operation.id for operation in found])
 
-        return [self._render(snapshot) for snapshot in await self._store.read(work)]
+        return await self._store.read(work)
 
     def known(self, operation_id: OperationId) -> OperationView | None:
         """Return all of an open operation as watchers see it: the events that follow are changes of this."""
@@ -131,6 +131,10 @@ class Board:
 
     def _read(self, connection: Connection, operation_ids: list[OperationId]) -> list[Snapshot]:
         return read_snapshots(connection, operation_ids, self._clock.monotonic())
+
+    def _views(self, connection: Connection, operation_ids: list[OperationId]) -> list[OperationView]:
+        """Rendered in the thread that reads: a thousand rows would keep everything else waiting."""
+        return [self._render(snapshot) for snapshot in self._read(connection, operation_ids)]
 
     def _render(self, snapshot: Snapshot) -> OperationView:
         """Render all of a snapshot, without an effect on what is published next."""
