@@ -15,6 +15,7 @@ import math
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -363,18 +364,18 @@ def _welcome(settings: UpSettings, url: str, join_url: str, login: str, script_s
     return Welcome(
         url=url,
         login=login,
-        login_again=f"{_command()}{given} login-link",
+        login_again=f"{shown_command()}{given} login-link",
         admin_token_file=str(settings.data / "admin.token"),
         is_open=bool(join_url),
         join=join_line(join_url) if join_url else here,
         join_sha256=script_sha256,
         join_token_file=token_file,
-        try_it=f"{_command()}{given} run tiny-chat",
-        down=f"{_command()}{given} down",
+        try_it=f"{shown_command()}{given} run tiny-chat",
+        down=f"{shown_command()}{given} down",
     )
 
 
-def _command() -> str:
+def shown_command() -> str:
     """The command to show: the plain name if the shell finds it, else the path that was used."""
     # `up --detach` runs the module of the program that a person started.
     path = (
@@ -382,7 +383,9 @@ def _command() -> str:
     )
     if path.name != "enginehouse" or not path.exists():
         return "enginehouse"
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    path, found = path.parent.resolve() / path.name, shutil.which("enginehouse")
+    if found is not None and path.samefile(found):
+        return "enginehouse"
+    here = Path.cwd()
+    # In the root, as in a container, a relative path would save one character and look like a mistake.
+    return str(path.relative_to(here)) if path.is_relative_to(here) and here != Path("/") else str(path)

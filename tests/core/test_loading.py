@@ -224,6 +224,18 @@ def test_a_load_leaves_a_node_that_was_drained_or_is_offline_whatever_was_sent_t
         assert alone.code == "insufficient_capacity"
 
 
+def test_a_load_that_left_every_node_tells_why_they_do_not_take_it() -> None:
+    """Not that its last step was cancelled: whoever waits may try again."""
+    left = [msgspec.structs.replace(intent(INSTALL, "cancelled", name), reason="node_left") for name in ("a", "b")]
+    ended = step(left, [node("a", health="offline"), node("b", health="offline")])
+    assert isinstance(ended, GiveUp)
+    assert (ended.code, ended.message) == ("insufficient_capacity", "cannot place m: a is offline; b is offline")
+    failed = msgspec.structs.replace(intent(INSTALL, "failed", "a"), reason="digest_mismatch")
+    ended = step([failed, left[1]], [node("a"), node("b", health="offline")])
+    assert isinstance(ended, GiveUp)
+    assert ended.code == "digest_mismatch"
+
+
 def test_a_load_whose_step_was_cancelled_ends() -> None:
     ended = step([intent(INSTALL, "cancelled", "a")], [node("a"), node("b")])
     assert isinstance(ended, GiveUp)

@@ -105,6 +105,8 @@ def test_a_spread_model_has_one_replica_on_each_node_and_follows_the_nodes() -> 
     assert plan(spread, replica(A), loading=(B,)).loads == (C,)
     doubled = plan(spread, replica(A), replica(A, slot=1), replica(B), replica(C))
     assert doubled.stops == (replica(A, slot=1),)
+    both = plan(spread, replica(A), replica(A, slot=1), replica(B))
+    assert (both.loads, [one.slot for one in both.stops]) == ((C,), [1]), "where there is no room for C as well"
     left = plan(spread, replica(A), replica(B), replica(C), matching=(A, B))
     assert left.stops == (replica(C),)
 

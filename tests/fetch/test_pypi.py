@@ -196,6 +196,16 @@ def test_a_full_disk_may_heal() -> None:
     assert error.code == "insufficient_disk"
 
 
+def test_a_certificate_that_is_not_trusted_is_named() -> None:
+    output = (
+        "error: Failed to fetch: https://index/simple/x/\n  cause: error sending request for url\n"
+        "  cause: client error (Connect)\n  cause: invalid peer certificate: UnknownIssuer\n"
+    )
+    error = failure("x==1", output)
+    assert isinstance(error, Upstream)
+    assert "set SSL_CERT_FILE" in error.message
+
+
 def test_what_nobody_foresaw_is_told_by_its_cause() -> None:
     error = failure("x==1", "error: Failed to initialize cache at `/proc/x`\n  cause: failed to create it\n")
     assert error.message == "cannot install x==1: failed to create it"

@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import psutil
 from tests.e2e.conftest import wait_for
 from tests.fleet.cluster import Fleet
 from tests.fleet.engines import Serving, Stream, ask, asking, ports, processes_of
+from tests.fleet.test_serving import reported
 
 IS_PROOF = bool(os.environ.get("ENGINEHOUSE_PROOF"))
 RATE = 50.0  # requests a second, of F-056
@@ -99,7 +101,7 @@ def test_a_route_that_leads_to_another_process_by_now_is_not_used(fleet: Fleet, 
     serving.offer(name, "old")
     serving.add_model("old-speaker", name)
     serving.load("old-speaker", "worker-1")
-    (replica,) = [one for one in fleet.node("worker-1")["replicas"] if one["model_id"] == "old-speaker"]
+    replica = wait_for("its worker to report it", partial(reported, fleet, "worker-1", "old-speaker"))
     assert replica["checks_key"] is False
     assert ask(fleet.second.port, serving.token, "old-speaker")[0] == 200, "it has the route, and a proof for a moment"
     (engine,) = [one.pid for one in processes_of(fleet, "worker-1")]

@@ -23,7 +23,7 @@ from tests.sim.ending import is_all_shown, is_settled, judge_the_end, shown_open
 from tests.sim.isolation import Isolation
 from tests.sim.loop import SimLoop, StepLimit
 from tests.sim.options import Options
-from tests.sim.store import Database, clock_of, database
+from tests.sim.store import Database, database
 from tests.sim.trace import Violation
 from tests.sim.world import World
 
@@ -63,13 +63,12 @@ def run_world(
 ) -> Result:
     """Everything that `phases` does with the world that was made, from its first step to its last."""
     source = database()
-    source.begin_run()
     loop = SimLoop(Random(f"{options.seed}/schedule"), shuffle=options.shuffle, step_limit=step_limit)
+    source.begin_run(loop)
     world = make(options, loop, source)
     violation: Exception | None = None
     trace_back = ""
     with (
-        clock_of(loop, world.chance("store")),
         no_wall_clock(loop),
         _seeded(world.chance("ids")),
         _heard(loop),

@@ -129,6 +129,10 @@ class Shortcut:
             raise DBAPIError.instance(sql, None, error, sqlite3.Error, dialect=self.dialect) from error
         return _Found(plan.rows(found), cursor.rowcount)
 
+    def exec_driver_sql(self, sql: str) -> _Found:
+        cursor = self._driver.execute(sql)
+        return _Found(cursor.fetchall(), cursor.rowcount)
+
     def _plan(self, statement: Any, given: Given) -> _Plan:
         key = (
             id(statement),

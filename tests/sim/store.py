@@ -11,7 +11,6 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from random import Random
-from types import SimpleNamespace
 from typing import TypeVar, cast
 
 from msgspec import Struct
@@ -21,13 +20,14 @@ from tests.sim.loop import PROCESS, SimLoop
 from tests.sim.rows import Changed, Changes, add_triggers
 from tests.sim.shortcut import Shortcut
 
-from enginehouse.store import db
 from enginehouse.store.attempts import Attempt
 from enginehouse.store.db import Connection, Store, StorePool
 from enginehouse.store.engines import StoreEngines
+from enginehouse.store.limits import StoreLimits
 
 T = TypeVar("T")
 Committed = Callable[[str, list[Changed], bool], None]  # by whom, what, and whether it was confirmed
+AT_ONCE = StoreLimits(pause_seconds=0.0)  # a transaction that collided is tried again without a pause
 EPOCH = 1_700_000_000.0  # of the store's clock: any time that looks like one
 
 
@@ -61,8 +61,10 @@ class Database:
         self.connection.execute("commit")
         self.held: Connection = cast(Connection, Shortcut(self.library, self.connection))
 
-    def begin_run(self) -> None:
+    def begin_run(self, loop: SimLoop) -> None:
+        """With a fresh copy, and with the time of the loop as the store's clock."""
         self._template.backup(self.connection)
+        self.connection.create_function("store_now", 0, lambda: EPOCH + loop.time())
         self.changes.take()
 
 
@@ -86,7 +88,7 @@ class SimStore(Store):
         chance: Random,
         committed: Callable[[str, list[Changed], bool], None],
     ) -> None:
-        super().__init__(StoreEngines(cast(Engine, _SimEngine(source, weather, chance)), None))
+        super().__init__(StoreEngines(cast(Engine, _SimEngine(source, weather, chance)), None), AT_ONCE)
         self._source = source
         self._weather = weather
         self._chance = chance
@@ -156,17 +158,3 @@ class _Collision(sqlite3.OperationalError):
 
 def _lost(reason: str) -> OperationalError:
     return OperationalError("", {}, sqlite3.OperationalError(reason))
-
-
-@contextlib.contextmanager
-def clock_of(loop: SimLoop, chance: Random) -> Iterator[None]:
-    """The store's clock is the loop's while this lasts, and its pauses between two tries are over at once."""
-
-    def now(connection: Connection) -> float:
-        return EPOCH + loop.time()
-
-    with contextlib.ExitStack() as stack:
-        for name, value in (("now", now), ("time", SimpleNamespace(sleep=lambda _: None)), ("random", chance)):
-            stack.callback(setattr, db, name, getattr(db, name))
-            setattr(db, name, value)
-        yield

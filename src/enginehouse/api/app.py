@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -65,15 +65,15 @@ class RouteEndpoint:
         scope["enginehouse.request_id"] = request_id
         is_started = False
 
-        async def watched(message: Message) -> None:
+        def watched(message: Message) -> Awaitable[None]:
             nonlocal is_started
             is_started = True
-            if message.get("more_body") and self._is_read and self._has_ended(scope):
+            if self._is_read and message.get("more_body") and self._has_ended(scope):
                 # Whoever follows events or logs has signed out, or the token was revoked.
                 if abort := scope.get("state", {}).get(ABORT):
                     abort()
-                return
-            await send(message)
+                return _nothing()
+            return send(message)
 
         try:
             await self._authorized(scope)
@@ -129,6 +129,10 @@ class RouteEndpoint:
         if caller.session_id:
             await _from_proxy(scope)
             check_site(scope)
+
+
+async def _nothing() -> None:
+    pass
 
 
 async def _ignore(scope: Scope, receive: Receive, send: Send) -> None:

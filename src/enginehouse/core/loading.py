@@ -153,9 +153,10 @@ def _without_room(
         return Wait()
     if any(room.node.is_schedulable for room in rooms if room.node.id in leaving and needs.only in ("", room.node.id)):
         return Wait()  # the engine is being deleted there; afterwards it is installed again
-    if failed:
+    causes = [one for one in failed if one.reason not in _GONE]
+    if causes:
         # The last cause says more than "no node is left".
-        cause = failed[-1]
+        cause = causes[-1]
         name = needs.model.name
         message = cause.message if cause.state == "failed" else f"cannot load {name}: {cause.message}"
         return GiveUp(code=cause.reason or cause.state, message=message)

@@ -67,7 +67,7 @@ def plan_model(facts: ModelFacts) -> ModelPlan:
         # One attempt per cooldown, however much is missing. Where a replica does not belong it serves no longer, also
         # if its successor finds no place.
         loads = () if facts.now < facts.info.retry_at else tuple(missing[:LOADS_PER_PASS])
-        return ModelPlan(loads=loads, stops=tuple(one for one in _strangers(facts) if not one.in_flight))
+        return ModelPlan(loads=loads, stops=tuple(one for one in _misplaced(facts) if not one.in_flight))
     return _surplus(facts) or _outdated(facts) or _busy(facts) or _idle(facts) or ModelPlan()
 
 
@@ -77,7 +77,7 @@ def quiet_until(facts: ModelFacts) -> float:
     come from elsewhere (`can_grow`).
     """
     if _missing(facts):
-        return facts.now if _strangers(facts) else facts.info.retry_at
+        return facts.now if _misplaced(facts) else facts.info.retry_at
     if _surplus(facts) is not None:
         return facts.now
     due = float("inf")
@@ -160,24 +160,30 @@ def _strangers(facts: ModelFacts) -> list[ServingReplica]:
     return [one for one in facts.replicas if one.node_id not in known]
 
 
+def _misplaced(facts: ModelFacts) -> list[ServingReplica]:
+    """The replicas that do not belong where they are: strangers, and the second one on a node of a spread model."""
+    found = _strangers(facts)
+    if facts.schedule is None or not facts.schedule.spread_all:
+        return found
+    seen: set[NodeId] = set()
+    for one in sorted(facts.replicas, key=lambda each: (bool(each.outdated), each.slot)):
+        if one.node_id in seen and one not in found:
+            found.append(one)
+        seen.add(one.node_id)
+    return found
+
+
 def _surplus(facts: ModelFacts) -> ModelPlan | None:
     """Stop what is over the maximum, or where a spread model no longer belongs."""
     schedule = facts.schedule
     if schedule is None:
         return None
-    strangers = _strangers(facts)
-    over = list(strangers)
-    if schedule.spread_all:
-        seen: set[NodeId] = set()
-        for one in sorted(facts.replicas, key=lambda each: (bool(each.outdated), each.slot)):
-            if one.node_id in seen and one not in over:
-                over.append(one)
-            seen.add(one.node_id)
-    else:
+    over = _misplaced(facts)
+    if not schedule.spread_all:
         number = max(0, len(facts.replicas) - schedule.max_replicas) if schedule.max_replicas else 0
-        rest = [one for one in _newest_first(facts) if one not in strangers]
+        rest = [one for one in _newest_first(facts) if one not in over]
         rest.sort(key=lambda one: not one.outdated)  # stable; those that are to be replaced go first
-        over = [*strangers, *rest[: max(0, number - len(strangers))]]
+        over = [*over, *rest[: max(0, number - len(over))]]
     quiet = tuple(one for one in over if not one.in_flight)
     # Busy ones are waited for; no other replica is stopped in their place.
     return ModelPlan(stops=quiet, reason="its schedule wants fewer replicas or other nodes") if over else None

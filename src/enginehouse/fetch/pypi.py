@@ -263,6 +263,12 @@ def failure(what: str, output: str) -> EnginehouseError:
             f"{sys.version_info.major}.{sys.version_info.minor}",
             code="unsupported_platform",
         )
+    if "invalid peer certificate" in text:
+        return Upstream(
+            f"cannot install {what}: the certificate of the package index is not trusted here. Behind a proxy that "
+            "makes its own certificates, set SSL_CERT_FILE to a file that has them",
+            code="upstream_error",
+        )
     if (
         "network was disabled" in text
         or "failed to fetch" in text

@@ -43,7 +43,6 @@ _TRIES = 5  # of two colliding transactions one succeeds; the other may collide 
 _PROBES = 2  # attempts at once while the database is away
 _READ_PROBES = 1
 _USEFUL_PART = 0.25  # of the limit, that an attempt must have left
-_PAUSE_SECONDS = 0.02  # longer than a transaction takes
 # Serialization failure, deadlock, lock timeout.
 _COLLISIONS = frozenset({"40001", "40P01", "55P03"})
 _TOO_SLOW = "57014"  # the server cancelled a statement, so it is available
@@ -258,7 +257,7 @@ class Store:
                 if not left or not _collided(error):
                     raise
                 # Runs in a thread of the store. The random delay keeps the same two transactions from colliding again.
-                time.sleep(random.uniform(0.0, _PAUSE_SECONDS * (_TRIES - left)))
+                time.sleep(random.uniform(0.0, self._limits.pause_seconds * (_TRIES - left)))
                 attempt.begin_again()
         raise AssertionError("unreachable: the last try returns or raises")
 

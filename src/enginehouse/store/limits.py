@@ -16,10 +16,13 @@ SERVER_MARGIN_SECONDS = 1.0  # how much shorter the server's limits are than the
 LEAST_SERVER_SECONDS = 0.25
 KEEPALIVE_IDLE_SECONDS = 10  # an idle connection to a lost server is detected within half a minute
 
+PAUSE_SECONDS = 0.02  # longer than a transaction takes
+
 
 class StoreLimits(Struct, frozen=True):
     answer_seconds: float = ANSWER_SECONDS
     start_seconds: float = 0.0  # how long to wait for the database at startup
+    pause_seconds: float = PAUSE_SECONDS  # before a transaction that collided with another one is tried again
 
     @property
     def statement_milliseconds(self) -> int:

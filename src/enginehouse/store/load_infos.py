@@ -48,6 +48,13 @@ def change(connection: Connection, model: str, how: Callable[[LoadInfo], LoadInf
     return after
 
 
+def lock(connection: Connection, model: str) -> LoadInfo:
+    """Lock the row until the end of the transaction, and return it. Whoever begins a load locks it before looking which
+    loads there are, so that two at the same moment do not both begin one.
+    """
+    return change(connection, model, lambda known: known)
+
+
 def _columns(found: LoadInfo) -> dict[str, object]:
     plain = {field: getattr(found, field) for field in LoadInfo.__struct_fields__}
     return {**plain, "kept": text_of(found.kept)}

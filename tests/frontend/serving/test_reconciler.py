@@ -16,7 +16,7 @@ from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel
 from enginehouse.core.node import Node
-from enginehouse.core.operation import Operation
+from enginehouse.core.operation import Operation, OperationKind
 from enginehouse.core.placement import Reservation
 from enginehouse.core.reconcile import SCALE_DOWN_SECONDS
 from enginehouse.core.replica import Replica
@@ -84,6 +84,28 @@ async def test_one_frontend_at_a_time_reconciles(world: World, time: Time) -> No
     await world.reconciler.step()
     await other.reconciler.step()
     assert len(await loads(world)) == 2
+
+
+async def test_a_load_that_somebody_begins_during_a_pass_is_not_begun_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL, a pass sees what is committed between two of its reads."""
+    await ready(world, "first", "second")
+    await schedule(world, min_replicas=1)
+    read = operations.steered
+
+    def steered(connection: Connection, name: str | None = None, *, kind: OperationKind = "load") -> list[Operation]:
+        found = read(connection, name, kind=kind)
+        if name is None and kind == "load" and not found:
+            world.loader.begin(connection, MODEL, "someone")
+        return found
+
+    with monkeypatch.context() as during:
+        during.setattr(operations, "steered", steered)
+        await world.reconciler.step()
+    assert [one.author for one in await loads(world)] == ["someone"]
+    await world.reconciler.step()
+    assert [one.author for one in await loads(world)] == ["someone"]
 
 
 async def test_what_cannot_be_is_tried_once_per_cooldown_and_when_a_node_joins(world: World, time: Time) -> None:

@@ -79,8 +79,9 @@ class Callers:
     async def _infer(self, frontend: ServingFrontend, to: Frontend, asking: Asking) -> str:
         """In the process of the frontend."""
         for _ in range(ROUTES_TRIED):
-            route = await to.router.acquire(asking.model)
-            self._world.note_use(route.nonce)
+            with self._world.choosing(asking.model):
+                route = await to.router.acquire(asking.model)
+                self._world.note_use(route.nonce)
             try:
                 self._judge_route(frontend, route, asking)
                 nonce = await self._use(route, asking)

@@ -63,7 +63,8 @@ class ServingLedger:
             self._world.judge("G20", promises.replaces_one_at_a_time(load, replaced, fact, open_ones))
             return
         number = len(fact.belonging) + len(open_ones) + 1
-        is_busy = bool(fact.serving) and all(self._world.uses_lately(one.nonce) for one in fact.serving)
+        nonces = [one.nonce for one in fact.serving]
+        is_busy = bool(nonces) and self._world.may_all_be_used(load.name, nonces)
         self._world.judge("G20", promises.no_more_than_wanted(fact, number, json.loads(load.targets), is_busy=is_busy))
 
     def _open_loads(self, model: str) -> list[OperationRow]:

@@ -6,7 +6,7 @@ Nothing here is told by the product: engines say when they begin and end, caller
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 from msgspec import Struct
@@ -75,6 +75,7 @@ class ServingWorld(World):
         self.serving = serving
         self._uses: dict[str, list[Use]] = {}
         self._used_at: dict[str, float] = {}  # when the last request ended
+        self._choosing: dict[str, int] = {}  # callers by model
         self.engines: dict[str, tuple[ServingMachine, Engine]] = {}  # by nonce, those that have ended too
         self.began_at: dict[str, float] = {}
         self.ended_at: dict[str, float] = {}
@@ -165,6 +166,19 @@ class ServingWorld(World):
     def uses_lately(self, nonce: str) -> bool:
         """Whether somebody may be counted to use it: a count that was told lasts a few seconds."""
         return bool(self._uses.get(nonce)) or self.loop.time() - self._used_at.get(nonce, -100.0) < COUNTED_SECONDS
+
+    @contextlib.contextmanager
+    def choosing(self, model: str) -> Iterator[None]:
+        """While a caller is given a route: one that is still to be proven is counted, and not yet known here."""
+        self._choosing[model] = self._choosing.get(model, 0) + 1
+        try:
+            yield
+        finally:
+            self._choosing[model] -= 1
+
+    def may_all_be_used(self, model: str, nonces: Collection[str]) -> bool:
+        """Whether each of these may be counted as busy."""
+        return sum(not self.uses_lately(one) for one in nonces) <= self._choosing.get(model, 0)
 
     def note_use(self, nonce: str) -> None:
         self._used_at[nonce] = self.loop.time()

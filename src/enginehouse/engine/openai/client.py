@@ -138,7 +138,7 @@ class HttpEngine:
         if not connection.is_reusable:
             connection.cut()
             return
-        loop = asyncio.get_running_loop()
+        loop = connection.loop  # asking for the running one is a system call
         connection.idle_since = loop.time()
         idle = self._idle.setdefault(connection.address, [])
         idle.append(connection)
@@ -150,7 +150,7 @@ class HttpEngine:
     async def _exchange(self, connection: Connection, head: bytes, body: bytes, head_seconds: float) -> EngineResponse:
         connection.send(head, body)
         # A timer of its own instead of `asyncio.timeout`, which costs several times as much per request.
-        timer = asyncio.get_running_loop().call_later(head_seconds, connection.expire, head_seconds)
+        timer = connection.loop.call_later(head_seconds, connection.expire, head_seconds)
         is_answered = False
         try:
             await connection.wait_for_head()
@@ -177,10 +177,9 @@ class HttpEngine:
 
     def _take(self, address: str) -> Connection | None:
         idle = self._idle.get(address)
-        oldest = asyncio.get_running_loop().time() - IDLE_SECONDS
         while idle:
             connection = idle.pop()
-            if not connection.is_lost and connection.idle_since > oldest:
+            if not connection.is_lost and connection.idle_since > connection.loop.time() - IDLE_SECONDS:
                 return connection
             connection.cut()
         return None

@@ -27,7 +27,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.is_lost = False
         self.takes_a_thread = False  # of the engine, as long as it is open
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
         self.is_lost = True
 
     async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
+        self._waiter = self.loop.create_future()
         try:
             await self._waiter
         finally:

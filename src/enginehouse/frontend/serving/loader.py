@@ -165,6 +165,7 @@ class Loader:
                 is_told = last.id == waiting_for or last.error_code not in NO_FAILURE
                 if is_told and ended_ago(connection, last) < pause_seconds:
                     raise failure
+            load_infos.lock(connection, model)
             return self._open_or_new(connection, wanted, None, "loader"), True
 
         operation_id, is_new = await self._store.transaction(work)

@@ -151,7 +151,8 @@ class Reconciler:
         leases.release(connection, LEASE, parts.owner)
         # Before the replicas: a load that ends in between is then counted twice instead of not at all.
         loading: dict[str, list[NodeId]] = {}
-        for operation in operations.steered(connection):
+        steered = operations.steered(connection)
+        for operation in steered:
             loading.setdefault(operation.name, []).append(operation.targets[0] if operation.targets else NodeId(""))
         edition = parts.galleries.edition
         every = nodes.every(connection)
@@ -176,7 +177,7 @@ class Reconciler:
             facts[name] = self._facts(fleet, model, serving, loading.get(name, []), matches)
             plan = plan_model(facts[name])
             is_idle = is_idle and plan.is_empty
-            begun += self._carry_out(connection, fleet, model, plan)
+            begun += self._carry_out(connection, fleet, model, plan, {operation.id for operation in steered})
         begun += steer_drains(connection, fleet, lambda used: self._stays(connection, fleet, facts, used, matches))
         quiet = _quiet_after(facts.values(), seen, now, edition) if is_idle and not begun else None
         return _Passed(begun=begun, quiet=quiet)
@@ -268,12 +269,18 @@ class Reconciler:
             disturbed_ago=self._parts.traffic.disturbed_ago(model.name),
         )
 
-    def _carry_out(self, connection: Connection, fleet: Fleet, model: Model, plan: ModelPlan) -> list[OperationId]:
+    def _carry_out(
+        self, connection: Connection, fleet: Fleet, model: Model, plan: ModelPlan, steered: Collection[OperationId]
+    ) -> list[OperationId]:
+        """Store what the plan wants. `steered` are the loads that this pass knows of."""
         info = fleet.infos.get(model.name, LoadInfo(model=model.name))
         if plan.is_empty:
             return []
-        if plan.loads and load_infos.change(connection, model.name, lambda known: known).kept != info.kept:
-            return []  # unloaded or deleted since this pass read it; the row stays locked until the load is stored
+        if plan.loads or plan.replaced is not None:
+            # The row stays locked until the load is stored.
+            kept = load_infos.lock(connection, model.name).kept
+            if kept != info.kept or any(one.id not in steered for one in operations.steered(connection, model.name)):
+                return []  # unloaded, deleted or loaded by somebody since this pass read the rows
         loader = self._parts.loader
         begun = [loader.begin_another(connection, model, node_id or None) for node_id in plan.loads]
         if plan.replaced is not None:
