@@ -37,6 +37,8 @@ async def application(scope, receive, send):
 
 uvicorn.run(application, port=int(sys.argv[1]), lifespan="off", log_level="error")
 """
+# Whoever forbids Python to keep what it has compiled would measure its compiler.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 OFFLINE = {"ENGINEHOUSE_BACKEND_GALLERIES": "[]", "ENGINEHOUSE_MODEL_GALLERIES": "[]"}
 
 

@@ -1,4 +1,4 @@
-"""How programs are run: what they log."""
+"""How programs are run: what they log, and what they load before they can work."""
 
 from __future__ import annotations
 
@@ -34,3 +34,33 @@ def test_lines_below_the_log_level_are_left_out(tmp_path: Path, level: str, ours
     for said in (done.stderr, (tmp_path / "frontend.log").read_text()):
         assert said.count("by=enginehouse.part") == ours
         assert said.count("by=library") == others
+
+
+LATE = {"aiohttp", "alembic", "google", "isal", "prometheus_client", "psutil", "psycopg", "tomllib", "zstandard"}
+LOADED = """
+import sys
+from enginehouse.cli.main import program
+program.get_command(None, sys.argv[1])
+import enginehouse.run
+{module}
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "late"),
+    [
+        # `up` starts its children first: what they need and it does not, and what it needs later, comes afterwards.
+        ("up", "enginehouse.parent", LATE | {"http", "nats", "sqlalchemy", "starlette", "uvloop", "yaml"}),
+        # What a frontend needs for its first request from outside, its first scrape, its first engine of LocalAI.
+        ("frontend", "enginehouse.build_frontend", LATE | {"sqlalchemy.dialects.postgresql", "enginehouse.parent"}),
+    ],
+)
+def test_a_start_loads_nothing_that_is_needed_later(command: str, module: str, late: set[str]) -> None:
+    script = LOADED.format(module=f"import {module}")
+    done = subprocess.run(
+        [sys.executable, "-c", script, command], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stdout.split())
+    assert module in loaded
+    assert not loaded & late

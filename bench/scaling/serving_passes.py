@@ -1,8 +1,10 @@
 """What a pass of the reconciler and a refresh of the routes cost, for bench/placement.py.
 
 A real frontend without its loops, on SQLite in memory where there is one, with nodes, models, schedules and ready
-replicas in its store. Each step is timed with nothing changed, and after one replica was replaced by another process.
-The second frontend over the same store sees the same changes.
+replicas in its store. Each step is timed with nothing changed, and after one replica was replaced by another process;
+the pass also after one node reported something else. The second frontend over the same store sees the same changes.
+
+Checksums are sums in SQL over every row, so they are timed apart: the rest of a pass is what must not grow.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,21 +25,23 @@ from tests.frontend.world import Time, WatchedStore, World
 
 from enginehouse.core.replica import Replica
 from enginehouse.core.schedule import LoadInfo, Schedule
-from enginehouse.store import db, load_infos, models, nodes, replicas, schedules
+from enginehouse.store import checksums, db, load_infos, models, nodes, replicas, schedules
 from enginehouse.store.db import Connection
 
 REPLICAS_PER_MODEL = 50
-AGE_SECONDS = 3600.0  # of the replicas
+AGE_SECONDS = 3600.0  # of the replicas, and of the last change of each node
 
 
 class PassCosts(Struct, frozen=True, kw_only=True):
-    """Milliseconds, medians."""
+    """Milliseconds of CPU time, medians: what else runs on the machine counts least then."""
 
     nodes: int
     pass_whole: float  # everything is read
     routes_whole: float
     pass_unchanged: float
     pass_changed: float
+    pass_reported: float  # after another report
+    checksums: float  # part of both: they are compared by the look before the pass, and by the pass
     routes_unchanged: float
     routes_changed: float
     other_routes_changed: float  # on the second frontend
@@ -55,63 +62,106 @@ def fill(connection: Connection, count: int) -> list[Replica]:
         )
     for number in range(count):
         here = ready[number * REPLICAS_PER_NODE : (number + 1) * REPLICAS_PER_NODE]
-        nodes.insert(connection, a_node(number, here, now), f"{number}")
+        node = msgspec.structs.replace(a_node(number, here, now), updated_at=now - AGE_SECONDS + number / 100)
+        nodes.insert(connection, node, f"{number}")
     for number, one in enumerate(ready):
         replicas.put(connection, one, now - AGE_SECONDS + number / 1000)
     return ready
 
 
 async def _timed(step: Callable[[], Awaitable[None]]) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     await step()
-    return (time.perf_counter() - began) * 1000
+    return (time.process_time() - began) * 1000
 
 
-async def measure(count: int, rounds: int) -> PassCosts:
+def _compare(connection: Connection) -> float:
+    began = time.process_time()
+    checksums.of_serving(connection)
+    checksums.of_serving_by_model(connection)
+    return (time.process_time() - began) * 1000
+
+
+def _report(connection: Connection, one: Replica) -> None:
+    """The node of this replica shows that one of its processes takes less memory now."""
+    node = nodes.get(connection, one.node_id)
+    assert node is not None
+    first, *others = node.report.replicas
+    less = msgspec.structs.replace(first, memory_bytes=first.memory_bytes - 1)
+    report = msgspec.structs.replace(node.report, replicas=(less, *others))
+    nodes.set_report(connection, node.id, report, db.now(connection))
+
+
+class _Filled(Struct, kw_only=True):
+    """Two frontends over one store, and the milliseconds of CPU of each step in every round."""
+
+    first: World
+    second: World
+    ready: list[Replica]
+    took: dict[str, list[float]] = msgspec.field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def steps(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        return {
+            "pass": self.first.reconciler.step,
+            "routes": self.first.router.step,
+            "other_routes": self.second.router.step,
+        }
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.took[name])
+
+
+async def measure(counts: Sequence[int], rounds: int) -> list[PassCosts]:
+    """Of fleets with so many nodes, which take turns: other work on the machine slows all of them."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="passes-", dir=memory) as scratch:
-        store = await WatchedStore.open(f"sqlite:///{scratch}/enginehouse.db")
-        assert isinstance(store, WatchedStore)
-        try:
+    with tempfile.TemporaryDirectory(prefix="passes-", dir=memory) as scratch, ExitStack() as stores:
+        fleets = []
+        for count in counts:
+            store = await WatchedStore.open(f"sqlite:///{scratch}/{count}.db")
+            stores.callback(store.close)
+            assert isinstance(store, WatchedStore)
             clock = Time()
-            first, second = World(store, clock), World(store, clock, owner="other")
-            ready = await store.transaction(lambda connection: fill(connection, count))
-            return await _measure(first, second, ready, rounds)
-        finally:
-            store.close()
+            ready = await store.transaction(partial(fill, count=count))
+            fleet = _Filled(first=World(store, clock), second=World(store, clock, owner="other"), ready=ready)
+            for _ in range(3):
+                for step in fleet.steps.values():
+                    await step()  # the first ones read everything
+            fleets.append(fleet)
+        for number in range(rounds):
+            for fleet in fleets:
+                await _round(fleet, number)
+        return [_costs(fleet) for fleet in fleets]
 
 
-async def _measure(first: World, second: World, ready: list[Replica], rounds: int) -> PassCosts:
-    steps = {
-        "pass": first.reconciler.step,
-        "routes": first.router.step,
-        "other_routes": second.router.step,
-    }
-    unchanged: dict[str, list[float]] = {name: [] for name in steps}
-    changed: dict[str, list[float]] = {name: [] for name in steps}
-    whole: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(3):
-        for step in steps.values():
-            await step()  # the first ones read everything
-    for number in range(rounds):
-        for name, step in steps.items():
-            unchanged[name].append(await _timed(step))
-        other = msgspec.structs.replace(ready[number], nonce=f"other-{number}", address=f"h:{30_000 + number}")
-        await first.store.transaction(lambda c, other=other: replicas.put(c, other, db.now(c)))  # type: ignore[misc]
-        for name, step in steps.items():
-            changed[name].append(await _timed(step))
-        # As a frontend that has just started.
-        first.reconciler._quiet, first.router._rows_before = None, None
-        for name, step in steps.items():
-            whole[name].append(await _timed(step))
-    assert len(first.router.routes()) == len(second.router.routes()) == len(ready)
+async def _round(fleet: _Filled, number: int) -> None:
+    first, ready, took = fleet.first, fleet.ready, fleet.took
+    for name, step in fleet.steps.items():
+        took[f"{name}_unchanged"].append(await _timed(step))
+    other = msgspec.structs.replace(ready[number], nonce=f"other-{number}", address=f"h:{30_000 + number}")
+    await first.store.transaction(lambda c: replicas.put(c, other, db.now(c)))
+    for name, step in fleet.steps.items():
+        took[f"{name}_changed"].append(await _timed(step))
+    took["checksums"].append(await first.store.look(_compare))
+    await first.store.transaction(lambda c: _report(c, ready[number]))
+    took["pass_reported"].append(await _timed(first.reconciler.step))
+    # As a frontend that has just started.
+    first.reconciler._quiet = first.reconciler._known = first.router._rows_before = None
+    for name, step in fleet.steps.items():
+        took[f"{name}_whole"].append(await _timed(step))
+    assert len(first.router.routes()) == len(fleet.second.router.routes()) == len(ready)
+
+
+def _costs(fleet: _Filled) -> PassCosts:
     return PassCosts(
-        nodes=len(ready) // REPLICAS_PER_NODE,
-        pass_whole=statistics.median(whole["pass"]),
-        routes_whole=statistics.median(whole["routes"]),
-        pass_unchanged=statistics.median(unchanged["pass"]),
-        pass_changed=statistics.median(changed["pass"]),
-        routes_unchanged=statistics.median(unchanged["routes"]),
-        routes_changed=statistics.median(changed["routes"]),
-        other_routes_changed=statistics.median(changed["other_routes"]),
+        nodes=len(fleet.ready) // REPLICAS_PER_NODE,
+        pass_whole=fleet.median("pass_whole"),
+        routes_whole=fleet.median("routes_whole"),
+        pass_unchanged=fleet.median("pass_unchanged"),
+        pass_changed=fleet.median("pass_changed"),
+        pass_reported=fleet.median("pass_reported"),
+        checksums=fleet.median("checksums"),
+        routes_unchanged=fleet.median("routes_unchanged"),
+        routes_changed=fleet.median("routes_changed"),
+        other_routes_changed=fleet.median("other_routes_changed"),
     )

@@ -17,7 +17,6 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from enginehouse import frontends, parent
 from enginehouse.api import openapi
 from enginehouse.api.accounts import Accounts
 from enginehouse.api.app import build
@@ -127,6 +126,7 @@ from enginehouse.frontend.watching.summaries import Summaries
 from enginehouse.frontend.watching.traffic import TrafficCounts
 from enginehouse.frontend.watching.views import SilenceLimits
 from enginehouse.host import data_files, disk, listen
+from enginehouse.host.inherited import inherited_keys, inherited_listener, inherited_port
 from enginehouse.host.program import pinned_pip
 from enginehouse.loop import Loop, Wakes
 from enginehouse.ports import Bus, Engine
@@ -135,6 +135,8 @@ from enginehouse.settings.shown import sqlite_url
 from enginehouse.store.db import Store
 from enginehouse.store.limits import StoreLimits
 
+# After a start workers join and requests arrive, which have waited; housekeeping can wait a little longer.
+CALM_SECONDS = 1.0
 HOPELESS_SECONDS = 60.0  # ends intents that can never run; not urgent
 
 
@@ -240,6 +242,7 @@ async def run(settings: FrontendSettings) -> int:
         )
     finally:
         await frontend.access.finish()
+        await frontend.reconciler.finish()
         await bus.close()
         await engine.close()
         await servers.close()
@@ -251,10 +254,10 @@ async def run(settings: FrontendSettings) -> int:
 
 def _listener(settings: FrontendSettings) -> tuple[Literal["", "listening", "port"], socket.socket]:
     """The socket to serve on, and what a parent has given for it: the socket itself, a port to share, or nothing."""
-    given = parent.inherited_listener()
+    given = inherited_listener()
     if given is not None:
         return "listening", given
-    port = frontends.inherited_port()
+    port = inherited_port()
     if port is not None:
         return "port", listen.share(settings.host, port)
     return "", listen.bind(settings.host, settings.port)
@@ -263,7 +266,7 @@ def _listener(settings: FrontendSettings) -> tuple[Literal["", "listening", "por
 def _held_keys(settings: FrontendSettings) -> HeldKeys:
     given = {"admin.token": settings.admin_token, "join.token": settings.join_token}
     return held_keys(
-        parent.inherited_keys(),
+        inherited_keys(),
         is_local=not settings.database_url,
         given_tokens=[name for name, token in given.items() if token],
     )
@@ -401,6 +404,7 @@ def make_quiet_loops(frontend: Frontend) -> QuietLoops:
 
 def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop]:
     every, quiet = settings.reconcile_seconds, make_quiet_loops(frontend)
+    calm = partial(Loop, first_seconds=CALM_SECONDS, is_housekeeping=True)
     loops = [
         Loop("glance", quiet.step, GLANCE_SECONDS),
         # Also bounds the delay of waiting intents: a due one is sent at most this late.
@@ -426,9 +430,9 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
         Loop("hint", frontend.hints.step, HINT_SECONDS),
         Loop("galleries", frontend.galleries.step, STEP_SECONDS, is_housekeeping=True),
         Loop("model-galleries", frontend.model_rows.catalogue.step, STEP_SECONDS, is_housekeeping=True),
-        Loop("uploads", frontend.model_rows.uploads.step, UPLOADS_SECONDS, is_housekeeping=True),
-        Loop("prune", frontend.cancellation.prune_step, PRUNE_SECONDS, is_housekeeping=True),
-        Loop("hopeless", frontend.cancellation.hopeless_step, HOPELESS_SECONDS, is_housekeeping=True),
+        calm("uploads", frontend.model_rows.uploads.step, UPLOADS_SECONDS),
+        calm("prune", frontend.cancellation.prune_step, PRUNE_SECONDS),
+        calm("hopeless", frontend.cancellation.hopeless_step, HOPELESS_SECONDS),
         Loop("poll", frontend.poller.step, every),
         Loop("poll-answers", frontend.poller.answers_step, every),
         Loop("upgrades", frontend.upgrades.step, CHECK_SECONDS, first_seconds=FIRST_SECONDS, is_housekeeping=True),
@@ -436,8 +440,7 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
     if frontend.carrier is not None:
         loops.append(Loop("carry", frontend.carrier.step, every))
     if frontend.violation_log is not None:
-        count = partial(asyncio.to_thread, frontend.violation_log.count_new)
-        loops.append(Loop("violations", count, LOOK_SECONDS, is_housekeeping=True))
+        loops.append(calm("violations", partial(asyncio.to_thread, frontend.violation_log.count_new), LOOK_SECONDS))
     quiet.hold(loops)
     return {loop.name: loop for loop in loops}
 
@@ -493,5 +496,5 @@ def make_entries(
         ),
     )
     routes = make_routes(objects)
-    objects.system.openapi = openapi.document(routes)
+    objects.system.make_openapi = partial(openapi.document, routes)
     return routes

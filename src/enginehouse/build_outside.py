@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from enginehouse import parent
 from enginehouse.build_localai import LocalaiOutside, localai_outside, outside_sources
 from enginehouse.bus import credentials, revocation
 from enginehouse.bus.address import parse_address, worker_url
@@ -49,6 +48,7 @@ from enginehouse.frontend.serving.drafts import CheckEndpoint
 from enginehouse.frontend.serving.schedules import Schedules
 from enginehouse.host import listen, signing
 from enginehouse.host.clock import SystemClock
+from enginehouse.host.inherited import inherited_owner
 from enginehouse.ports import Bus, Clock, Engine
 from enginehouse.settings.file import read_credentials, read_model_credentials
 from enginehouse.settings.programs import FrontendSettings
@@ -153,7 +153,7 @@ def make_outside(
         clock=SystemClock(),
         ask_registry=_registry_question(client, rules, settings),
         galleries=Galleries([load_builtin()], Sources(settings.backend_galleries, client, settings.data / "galleries")),
-        owner=parent.inherited_owner() or str(uuid.uuid4()),
+        owner=inherited_owner() or str(uuid.uuid4()),
         addresses=addresses,
         bus_issuer=_bus_issuer(settings, accounts),
         violation_log=ViolationLog(settings.data / "logs" / "nats.log"),

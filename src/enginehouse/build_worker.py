@@ -67,6 +67,9 @@ FIRST_ENGINE_PORT = 50051
 
 
 async def run(settings: WorkerSettings) -> int:
+    # Now, while the frontend may be starting too, and not between joining and the bus.
+    from enginehouse.bus.nats import NatsBus  # noqa: F401
+
     disk.make_usable(settings.data)
     options = _options(settings)
     lock = disk.Lock(settings.data / "worker.lock", "start a worker")

@@ -18,23 +18,12 @@ from pathlib import Path
 from enginehouse.core.errors import EnginehouseError, Invalid
 from enginehouse.host import disk, listen, processes
 from enginehouse.host.children import Child, ChildProgram, Ending, keep_short, say
+from enginehouse.host.inherited import PORT_VARIABLE
 from enginehouse.link.client import FrontendClient
 from enginehouse.settings.programs import FrontendSettings
 
-PORT_VARIABLE = "ENGINEHOUSE_SHARED_PORT"
 LOOK_SECONDS = 2.0  # timeout of one readiness check
 PAUSE_SECONDS = 0.1  # between two
-
-
-def inherited_port() -> int | None:
-    """The port that this frontend shares with others of one parent; None in a frontend that runs alone."""
-    found = os.environ.pop(PORT_VARIABLE, "")
-    return int(found) if found else None
-
-
-def is_parent(settings: FrontendSettings) -> bool:
-    """Whether this process starts others. Its children read the same settings."""
-    return settings.processes > 1 and PORT_VARIABLE not in os.environ
 
 
 def check(settings: FrontendSettings) -> None:

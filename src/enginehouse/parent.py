@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -30,9 +31,10 @@ from enginehouse.bus import credentials, embedded
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.join_line import join_line
 from enginehouse.core.key_record import NEW_KEYS, RECORD, missing, others, read_record, refusal
-from enginehouse.host import data_files, disk, listen, processes
+from enginehouse.host import data_files, disk, listen, processes, signing
 from enginehouse.host.children import LOG_LIMIT_BYTES, Child, ChildProgram, Ending, keep_short, say
-from enginehouse.link.client import FrontendClient
+from enginehouse.host.inherited import KEYS_VARIABLE, LISTEN_VARIABLE, OWNER_VARIABLE
+from enginehouse.host.key_file import load_key_file
 from enginehouse.settings.origins import BY_UP, Origins, SettingOrigin, handed_on
 from enginehouse.settings.programs import (
     InstallSettings,
@@ -43,13 +45,14 @@ from enginehouse.settings.programs import (
     default_data_directory,
 )
 from enginehouse.store import peek
-from enginehouse.worker import identity
 
-LISTEN_VARIABLE = "ENGINEHOUSE_LISTEN_FD"
-OWNER_VARIABLE = "ENGINEHOUSE_OWNER"
-KEYS_VARIABLE = "ENGINEHOUSE_KEYS"
+if TYPE_CHECKING:
+    from enginehouse.link.client import FrontendClient
+
 READY_SECONDS = 30.0  # for the first start on a slow machine; most are ready in two
 GALLERY_SECONDS = 30.0  # for the first load of the galleries; later, `gallery list` shows their state
+# Between two checks. The frontend lets the first one wait until it is ready; the worker joins within a few of them.
+LOOK_PAUSE_SECONDS = 0.01
 LOOK_SECONDS = 2.0  # timeout of one readiness check, and so the longest delay of Ctrl-C
 # Not passed to the children: a secret, and the address of another bus.
 _OWN_VARIABLES = ("ENGINEHOUSE_TOKEN", "ENGINEHOUSE_NATS_URL", "LOCALAI_NATS_URL")
@@ -148,7 +151,7 @@ def _refuse_missing_keys(data: Path) -> None:
 
 def _prepare_bus(settings: UpSettings) -> embedded.EmbeddedServer:
     with disk.naming_the_file(settings.data):
-        identity.load_identity(settings.data / "node.key")
+        load_key_file(settings.data / "node.key")
         return embedded.prepare(
             settings.data / "bus",
             credentials.load_or_create(settings.data / "bus"),
@@ -177,17 +180,24 @@ async def _keep_running(
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     say("starting nats-server, frontend and worker")
     async with asyncio.TaskGroup() as group:
-        for child in (nats, frontend, worker):
+        # The frontend first: it takes longest, and needs the others only when it has loaded its own parts.
+        for child in (frontend, nats, worker):
             group.create_task(child.run(ending.ask))
+        await asyncio.sleep(0)  # they start now, before anything else is imported here
         # nats-server limits its own log.
         trimming = group.create_task(keep_short([logs / "frontend.log", logs / "worker.log"]))
         telling: asyncio.Task[None] | None = None
+        linking: list[asyncio.Task[str]] = []
         try:
-            if await _until_ready(settings, url, ending.asked):
+            # The link is made while the worker joins.
+            is_ready = await _until_ready(
+                settings, url, ending.asked, lambda: linking.append(group.create_task(_login_link(settings, url)))
+            )
+            if is_ready:
                 nats.was_ready = frontend.was_ready = worker.was_ready = True
                 join_url = _join_url(settings, port)
                 _write_server(settings.data, RunningServer(url, os.getpid(), join_url))
-                login, script = await _login_link(settings, url), await _script_sha256(url) if join_url else ""
+                login, script = await linking[0], await _script_sha256(settings, url) if join_url else ""
                 welcome(_welcome(settings, url, join_url, login, script))
                 telling = group.create_task(_report_unread_galleries(settings, url))
             await ending.asked.wait()
@@ -211,7 +221,7 @@ async def _keep_running(
 def _frontend(
     settings: UpSettings, listener: socket.socket, server: embedded.EmbeddedServer, origins: Origins
 ) -> ChildProgram:
-    key = identity.load_identity(settings.data / "node.key").public_key
+    key = signing.public_key_of(load_key_file(settings.data / "node.key"))
     argv = [*_self(), "frontend", "--data", str(settings.data), "--host", settings.host]
     argv += ["--nats-url", server.url, "--approve-keys", ",".join((key, *settings.approve_keys))]
     if settings.advertise_nats:
@@ -230,22 +240,6 @@ def _frontend(
         **{f"ENGINEHOUSE_{role.upper()}_TOKEN": f"@{settings.data / role}.token" for role in ROLES},
     }
     return ChildProgram("frontend", tuple(argv), environment, (listener.fileno(),))
-
-
-def inherited_listener() -> socket.socket | None:
-    """Return the socket that `up` keeps open while frontends restart; None in a frontend that runs alone."""
-    descriptor = os.environ.pop(LISTEN_VARIABLE, "")
-    return socket.socket(fileno=int(descriptor)) if descriptor else None
-
-
-def inherited_owner() -> str:
-    """Return the owner of leases that `up` gave to this frontend; "" in a frontend that runs alone."""
-    return os.environ.pop(OWNER_VARIABLE, "")
-
-
-def inherited_keys() -> str:
-    """What `up` says of its keys: "kept", or "new" if they may replace others; "" in a frontend that runs alone."""
-    return os.environ.pop(KEYS_VARIABLE, "")
 
 
 def _worker(settings: UpSettings, url: str) -> ChildProgram:
@@ -271,9 +265,20 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES} | {"PYTHONUNBUFFERED": "1"}
 
 
-async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) -> bool:
-    """Wait until the frontend answers and the local node is healthy; report once what is missing. False if stopped."""
-    client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
+def _client(settings: UpSettings, url: str) -> FrontendClient:
+    # Imported here, because the children are to start before that.
+    from enginehouse.link.client import FrontendClient
+
+    return FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
+
+
+async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event, on_answer: Callable[[], None]) -> bool:
+    """Wait until the frontend answers and the local node is healthy; report once what is missing. False if stopped.
+
+    `on_answer` is called once, with the first answer.
+    """
+    client = _client(settings, url)
+    has_answered = False
     missing = "the frontend does not answer"
     deadline = time.monotonic() + READY_SECONDS
     while not stopping.is_set():
@@ -282,6 +287,9 @@ async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) 
             nodes = await asyncio.to_thread(
                 client.request, "GET", path, None, list[dict[str, object]], timeout_seconds=LOOK_SECONDS
             )
+            if not has_answered:
+                has_answered = True
+                on_answer()
             missing = f"the worker is not connected yet (log: {settings.data / 'logs' / 'worker.log'})"
             if any(node.get("name") == settings.name and node.get("status") == "healthy" for node in nodes):
                 return True
@@ -291,14 +299,14 @@ async def _until_ready(settings: UpSettings, url: str, stopping: asyncio.Event) 
             say(f"not everything is ready after {READY_SECONDS:.0f} s: {missing}; still trying, press Ctrl-C to stop")
             deadline = math.inf
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(LOOK_PAUSE_SECONDS):
                 await stopping.wait()
     return False
 
 
 async def _login_link(settings: UpSettings, url: str) -> str:
     """A link that signs a person in; "" if it cannot be made at once, because everything runs without it."""
-    client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
+    client = _client(settings, url)
     try:
         made = await asyncio.to_thread(
             client.request, "POST", "/api/session/links", {"role": "admin"}, _Link, timeout_seconds=LOOK_SECONDS
@@ -308,9 +316,9 @@ async def _login_link(settings: UpSettings, url: str) -> str:
     return made.url
 
 
-async def _script_sha256(url: str) -> str:
+async def _script_sha256(settings: UpSettings, url: str) -> str:
     """Of the script that joins other machines; "" if the frontend does not hand it out at once."""
-    client = FrontendClient(url, "", user_agent="enginehouse-up")
+    client = _client(settings, url)
     try:
         script = await asyncio.to_thread(client.request_bytes, "GET", "/join.sh", timeout_seconds=LOOK_SECONDS)
     except EnginehouseError:
@@ -320,7 +328,7 @@ async def _script_sha256(url: str) -> str:
 
 async def _report_unread_galleries(settings: UpSettings, url: str) -> None:
     """Report once which galleries cannot be read, so that other commands need not."""
-    client = FrontendClient(url, _token(settings.data, "admin"), user_agent="enginehouse-up")
+    client = _client(settings, url)
     deadline = time.monotonic() + GALLERY_SECONDS
     while time.monotonic() < deadline:
         await asyncio.sleep(1.0)

@@ -18,8 +18,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import uvloop
-
+from enginehouse.host.inherited import has_inherited_port
 from enginehouse.settings.origins import Origins
 from enginehouse.settings.programs import FrontendSettings, UpSettings, WorkerSettings
 
@@ -35,16 +34,18 @@ COLLECT_AFTER, YOUNG_COLLECTIONS = 5_000, 200
 
 
 def up(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins, *, new_keys: bool = False) -> int:
-    from enginehouse import parent
+    with _no_collecting():
+        from enginehouse import parent
 
     os.umask(0o077)  # for the children too: files are readable by their owner only
     return asyncio.run(parent.run(settings, welcome, origins, new_keys=new_keys))
 
 
 def frontend(settings: FrontendSettings) -> int:
-    from enginehouse import frontends
+    # Its children read the same settings.
+    if settings.processes > 1 and not has_inherited_port():
+        from enginehouse import frontends
 
-    if frontends.is_parent(settings):
         os.umask(0o077)
         return asyncio.run(frontends.run(settings))
     with _no_collecting():
@@ -93,12 +94,12 @@ def restore(file: Path, data: Path, database_url: str, passphrase: str, *, force
 
 def node_key(data: Path) -> str:
     """The public key of this machine as a node; made now if there is none."""
-    from enginehouse.host import disk
-    from enginehouse.worker import identity
+    from enginehouse.host import disk, signing
+    from enginehouse.host.key_file import load_key_file
 
     disk.make_usable(data)
     with disk.naming_the_file(data):
-        return identity.load_identity(data / "node.key").public_key
+        return signing.public_key_of(load_key_file(data / "node.key"))
 
 
 def is_encrypted(file: Path) -> bool:
@@ -111,6 +112,8 @@ def _run(program: Coroutine[object, object, T], settings: FrontendSettings | Wor
     """Run a program on uvloop. It logs one line per event to stderr, which `up` redirects to a file; otherwise also to
     a file of its own.
     """
+    import uvloop
+
     from enginehouse.host import program_log
     from enginehouse.host.log_limit import LimitedHandler
 

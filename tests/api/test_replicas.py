@@ -35,12 +35,12 @@ async def change(here: Site, *changes: Any) -> None:
     await here.store.transaction(work)
 
 
-def placed(here: Site, slot: int = 0, **fields: Any) -> Any:
+def placed(here: Site, slot: int = 0, *, age_seconds: float = 60, **fields: Any) -> Any:
     """Put a replica that became ready a minute ago."""
     plain: dict[str, Any] = {"model": "tiny", "slot": slot, "revision": model_of("tiny").revision}
     plain |= {"address": "h:1", "nonce": f"n{slot}", "backend": "b"}
     replica = Replica(node_id=NodeId(here.tokens["node id"]), **(plain | fields))
-    return lambda connection: replicas.put(connection, replica, db.now(connection) - 60)
+    return lambda connection: replicas.put(connection, replica, db.now(connection) - age_seconds)
 
 
 def model_of(name: str) -> Model:
@@ -71,8 +71,27 @@ async def test_a_replica_has_its_place_age_and_no_made_up_figures(here: Site) ->
         "outdated": "",
         "in_flight": 0,
         "unused_seconds": None,
+        "use_unknown": True,  # it is older than this frontend
         "memory_bytes": None,
     }
+
+
+async def test_only_a_replica_that_came_after_this_frontend_is_known_to_be_unused(here: Site) -> None:
+    await change(here, known("tiny"), placed(here), placed(here, 1, age_seconds=0))
+    assert [one["use_unknown"] for one in await listed(here)] == [True, False]
+
+
+async def test_a_use_is_shown_before_it_is_stored_and_stored_when_the_frontend_stops(here: Site) -> None:
+    node_id = NodeId(here.tokens["node id"])
+    await here.ask("POST", f"/api/node/{node_id}/heartbeat", {"available_ram": 3000}, token=here.tokens["node"])
+    await change(here, known("tiny"), placed(here))
+    await here.frontend.router.step()
+    here.frontend.router.release(await here.frontend.router.acquire("tiny"))
+    (shown,) = await listed(here)
+    assert (shown["unused_seconds"], shown["use_unknown"]) == (0.0, False)
+    await here.frontend.reconciler.finish()
+    (stored,) = await here.frontend.store.transaction(replicas.every_with_use)
+    assert stored.last_used > stored.created_at
 
 
 async def test_memory_and_the_mark_of_an_old_engine_come_from_the_report_of_that_process(here: Site) -> None:

@@ -1,4 +1,4 @@
-"""The server itself: what a client that does not read costs."""
+"""The server itself: what a client that does not read costs, and what answers before a frontend is ready."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from tests.api.whole_frontend import site
 from tests.worker.world import until
 
-from enginehouse.api import events
-from enginehouse.api.serving import serve
+from enginehouse.api import events, serving
+from enginehouse.api.serving import answering, serve
+from enginehouse.api.waiting import Waiting
 
 TOLD_BYTES = 1024 * 1024  # the kernel alone would keep more than this for one connection on this machine
 
@@ -46,3 +47,24 @@ async def test_a_watcher_that_does_not_read_is_dropped_after_little(
             finally:
                 deaf.close()
                 os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_what_answers_before_a_frontend_is_ready_ends_when_it_is(
+    monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    monkeypatch.setattr(serving, "TICK_SECONDS", 3600.0)
+    waiting = Waiting()
+    waiting.reason = "the bus is not connected yet"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with asyncio.timeout(30):
+            async with answering(waiting, listener):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                if not is_kept:
+                    writer.write(b"GET /readyz HTTP/1.1\r\nhost: here\r\n\r\n")
+                    answer = await reader.read()
+                    assert answer.startswith(b"HTTP/1.1 503")
+                    assert b"the bus is not connected yet" in answer
+            writer.close()
+        # The socket itself still listens, for the server that comes next.
+        socket.create_connection(listener.getsockname()).close()

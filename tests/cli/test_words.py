@@ -56,6 +56,15 @@ def test_a_wrong_command_is_answered_with_the_one_that_may_be_meant(typed: tuple
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize("group", ["keys", "tokens"])
+def test_a_name_without_its_flag_is_answered_with_the_flag(group: str) -> None:
+    code, said, error = told(group, "create", "my app")
+    assert (code, said) == (2, "")
+    assert f"a name is given with --name: enginehouse {group} create --name 'my app'" in " ".join(error.split())
+    assert "--name" not in told(group, "create", "one", "--name", "two")[2], "it is given"
+    assert "--name" not in told(group, "list", "one")[2], "there is none"
+
+
 def test_a_word_like_no_command_gets_no_guess() -> None:
     assert told("zzz")[2] == "enginehouse: there is no command 'zzz' (see `enginehouse --help`)\n"
 

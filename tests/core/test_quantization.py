@@ -72,6 +72,18 @@ def test_less_memory_means_a_smaller_build_and_too_little_is_said() -> None:
     assert "the memory of no node is known" in chosen([]).reason
 
 
+def test_the_only_build_is_called_the_only_one() -> None:
+    def reason(*memory: int) -> str:
+        only = choose_gguf([RepositoryFile(path="o-Q4_K_M.gguf", size_bytes=4 * GIB)], memory)
+        assert only is not None
+        return only.reason
+
+    beginning = "chose Q4_K_M (4.0 GiB): it is the only one"
+    assert reason(64 * GIB) == f"{beginning}, and it fits a node with 64.0 GiB of free memory"
+    assert reason(GIB) == f"{beginning}, and too large for a node with 1.0 GiB of free memory"
+    assert reason() == f"{beginning}, and the memory of no node is known"
+
+
 def test_the_parts_of_a_build_belong_together_and_an_incomplete_set_is_left_out() -> None:
     assert [file.path for file in chosen([], "f16").files] == [
         "m-f16-00001-of-00002.gguf",

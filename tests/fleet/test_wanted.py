@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from functools import partial
 from typing import Any
 
+import psutil
 from tests.e2e.conftest import wait_for
 from tests.fleet.cluster import Fleet
 from tests.fleet.engines import Serving, ask, asking, ports, processes_of
@@ -82,6 +84,73 @@ def test_more_than_the_fleet_can_hold_is_said_with_the_reason_of_each_node_and_t
     explained = fleet.second.get("/api/models/many-speaker/explain")
     assert (explained["replicas"], explained["wanted"], explained["chosen"]) == (5, 9, "")
     fleet.first.delete("/api/nodes/scheduling/many-speaker")
+
+
+def test_replicas_follow_a_changed_selector_and_an_operators_labels_survive_their_worker(
+    fleet: Fleet, serving: Serving, name: str
+) -> None:
+    """F-054."""
+    model = "labelled-speaker"
+    serving.offer(name, "one")
+    serving.add_model(model, name)
+    for worker, zone in (("worker-1", "attic"), ("worker-2", "attic"), ("worker-3", "cellar")):
+        fleet.first.patch(f"/api/nodes/{worker}/labels", {"zone": zone})
+    schedule(fleet, model, spread_all=True, node_selector={"zone": "attic"})
+    attic, cellar = {"worker-1", "worker-2"}, {"worker-3"}
+    wait_for("one on each in the attic", lambda: where(fleet, model) == attic, LIMIT_SECONDS)
+    fleet.workers["worker-2"].again()
+    fleet.until_healthy()
+    assert fleet.node("worker-2")["labels"]["zone"] == "attic"
+    wait_for("both to be there again", lambda: where(fleet, model) == attic, LIMIT_SECONDS)
+    with asking(ports(fleet), serving.token, model) as load:
+        load.until_more()
+        schedule(fleet, model, spread_all=True, node_selector={"zone": "cellar"})
+        wait_for("it to have moved", lambda: where(fleet, model) == cellar, LIMIT_SECONDS)
+        load.until_more()
+    assert load.failures == []
+    before = starts_and_stops(fleet, model)
+    serving.add_model("witness-speaker", name)
+    schedule(fleet, "witness-speaker", min_replicas=1, node_selector={"zone": "cellar"})
+    wait_for("a pass of the reconciler", partial(on_so_many, fleet, "witness-speaker", 1), LIMIT_SECONDS)
+    assert starts_and_stops(fleet, model) == before
+    assert where(fleet, model) == cellar
+    for one in (model, "witness-speaker"):
+        fleet.first.delete(f"/api/nodes/scheduling/{one}")
+    for worker in attic | cellar:
+        fleet.first.delete(f"/api/nodes/{worker}/labels/zone")
+
+
+def starts_and_stops(fleet: Fleet, model: str) -> int:
+    ((number,),) = fleet.rows("select count(*) from intents where subject = %s", f"replica:{model}#0")
+    return int(number)
+
+
+def test_no_engine_outlives_a_worker_that_was_killed_and_its_ports_are_free(
+    fleet: Fleet, serving: Serving, name: str
+) -> None:
+    """F-085."""
+    serving.offer(name, "one")
+    for number in range(3):
+        serving.add_model(f"mortal-speaker-{number}", name)
+        serving.load(f"mortal-speaker-{number}", "worker-4")
+    engines = processes_of(fleet, "worker-4")
+    listening = {
+        one.laddr.port for engine in engines for one in engine.net_connections() if one.status == psutil.CONN_LISTEN
+    }
+    assert len(listening) == 3
+    fleet.workers["worker-4"].kill()
+    wait_for("every engine to be gone", lambda: not any(map(runs, engines)), 5.0)
+    for port in listening:
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_what_was_loaded_by_hand_is_there_again_after_an_upgrade_of_its_engine_and_after_a_restart(

@@ -4,7 +4,6 @@ asked for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -64,8 +63,8 @@ async def test_routes_models_and_passes_read_no_node_without_replicas(world: Wor
     finally:
         event.remove(engine, "before_cursor_execute", note)
     assert statements
-    # Checksums, also that over all nodes, are one row.
-    assert not [one for one in statements if "FROM nodes" in one and not re.match(r"SELECT (anon_\d\.\w+,? ?)+ ", one)]
+    # A checksum over all nodes is one row.
+    assert not [one for one in statements if "FROM nodes" in one and not one.startswith("SELECT count(*)")]
 
 
 async def test_where_nothing_waits_the_dispatcher_asks_only_that(world: World) -> None:

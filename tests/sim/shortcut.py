@@ -18,6 +18,8 @@ from sqlalchemy import ClauseElement, Connection, Executable
 from sqlalchemy.exc import DBAPIError, MultipleResultsFound, NoResultFound
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from enginehouse.store.per_database import PerDatabase
+
 Process = Callable[[Any], Any] | None
 Given = Mapping[str, Any]
 
@@ -179,5 +181,7 @@ def _held_ready() -> Iterator[Any]:
             for value in vars(module).values():
                 if isinstance(value, Executable) and isinstance(value, ClauseElement):
                     yield value
+                elif isinstance(value, PerDatabase):
+                    yield value["sqlite"]
                 elif isinstance(value, dict):
                     yield from (one for one in value.values() if isinstance(one, Executable))

@@ -161,7 +161,7 @@ async def test_a_connection_that_the_server_has_ended_is_replaced_before_it_is_u
             server.stop()
             server.start()
         else:
-            server.tell("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
+            server.tell("select pg_terminate_backend(pid, 5000) from pg_stat_activity where pid <> pg_backend_pid()")
         assert await store.transaction(names) == await store.read(names) == {"before"}, "at the first attempt"
         assert not store.is_away
     finally:

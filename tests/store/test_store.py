@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 
 from enginehouse.core.action import Action, InstallBackend, RemoveBackend
 from enginehouse.core.backend import Resolved
@@ -27,7 +25,6 @@ from enginehouse.store import claims, db, intents, keys, leases, models, nodes, 
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.keys import TokenRow
 from enginehouse.store.limits import StoreLimits
-from enginehouse.store.schema import metadata
 from enginehouse.store.supersession import add_intent
 
 NODE = NodeId("id-of-first")
@@ -98,16 +95,6 @@ async def claim(store: Store, owner: str = "me", limit: int = 100) -> list[Inten
         return claims.claim_due(connection, owner, now, now + 30, limit)
 
     return await store.transaction(work)
-
-
-async def test_the_migrations_make_exactly_the_schema(database_url: str) -> None:
-    def work(connection: Connection) -> list[object]:
-        return list(compare_metadata(MigrationContext.configure(connection), metadata))
-
-    # It asks for every column, which is more than a transaction does in earnest.
-    store = await Store.open(database_url, StoreLimits(answer_seconds=60.0))
-    assert await store.transaction(work) == []
-    store.close()
 
 
 async def test_two_stores_that_open_an_empty_database_at_once_both_become_usable(database_url: str) -> None:

@@ -166,6 +166,23 @@ def test_a_machine_that_was_just_approved_is_on_its_way_before_it_is_missing(
     assert [text.split(" for ")[0] for text in texts] == ["shed has been offline"] * is_needed
 
 
+def test_late_heartbeats_and_a_small_disk_are_said_by_both(modules: Run) -> None:
+    now = time.time()
+    late = node("late", status="unhealthy", health="unhealthy")
+    small = node("small", total_disk=4 * 1024**3, available_disk=300 * 1024**2)
+    nodes = plain([late, small])
+    state = FleetState()
+    state.connected(now, is_resumed=False)
+    state.take_list("nodes", nodes, now, now)
+    script = f"""const {{attention}} = await import("/web/attention.js");
+        const state = it.emptyState();
+        it.putLists(state, {{nodes: {json.dumps(nodes)}}}, {now});
+        return attention(state, {now}).map((one) => one.text);"""
+    texts = modules("state.js", script)
+    assert texts == [one.sentence for one in fleet_words.needs(state, now)]
+    assert [text.split()[0] for text in texts] == ["small", "late"]
+
+
 def events_of(scene: Scene) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [("operation", one) for one in scene.operations]
     return [*found, *([("pulse", scene.pulse)] if scene.pulse else [])]

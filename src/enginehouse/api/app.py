@@ -16,7 +16,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
@@ -25,6 +25,7 @@ from enginehouse.api.auth import bearer, check_role, check_site, identify
 from enginehouse.api.cookies import session_secret
 from enginehouse.api.errors import error_answer
 from enginehouse.api.intake import request_id_of
+from enginehouse.api.late_route import LateRoute
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.requests import ABORT
 from enginehouse.api.routes import ApiRoute
@@ -190,7 +191,7 @@ def build(
 ) -> Application:
     made = [(route, RouteEndpoint(route, keys, metrics, audit, is_loopback=is_loopback)) for route in routes]
     framework = Starlette(
-        routes=[Route(route.path, endpoint=endpoint, methods=[route.method]) for route, endpoint in made],
+        routes=[LateRoute(route.path, endpoint, route.method) for route, endpoint in made],
         exception_handlers={404: _no_route, 405: _no_route},
     )
     # A redirect would be an answer outside the table, and would contain a host name chosen by the client.
@@ -206,17 +207,9 @@ def build(
 async def _no_route(request: Request, _error: Exception) -> Response:
     """Answer an unknown path with 404, and an unknown method on a known path with 405 and the allowed methods."""
     path = shown(request.url.path)
-    found = [route for route in request.app.routes if isinstance(route, Route)]
-    allowed = ", ".join(
-        sorted(
-            {
-                method
-                for route in found
-                if route.matches(request.scope)[0] is not Match.NONE
-                for method in route.methods or ()
-            }
-        )
-    )
+    found = [route for route in request.app.routes if isinstance(route, LateRoute)]
+    matching = [route for route in found if route.matches(request.scope)[0] is not Match.NONE]
+    allowed = ", ".join(sorted({method for route in matching for method in route.methods}))
     why = f"it takes {allowed}" if allowed else "there is no such route"
     error = NotFound(f"cannot find {request.method} {path}: {why}", code="not_found")
     status, headers, body = error_answer(error, request_id_of(request.scope["headers"]))

@@ -2,7 +2,7 @@
 
 The files are public and have nothing of a cluster in them; what the page shows comes from the API and needs a session.
 Every answer has the policy that lets the page load only its own files, so text from elsewhere can never become script.
-A file is fetched again only when it changed (`ETag`).
+A file is fetched again only when it changed (`ETag`). It is compressed when it is first asked for: a start needs none.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import hashlib
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -41,21 +41,33 @@ PAGE_HEADERS = {
 }
 
 
-class PageFile(Struct, frozen=True):
-    media_type: str
-    plain: bytes
-    packed: bytes
-    etag: str
+class PageFile:
+    def __init__(self, name: str, plain: bytes) -> None:
+        self.plain = plain
+        self.media_type = f"{_KINDS[posixpath.splitext(name)[1]]}; charset=utf-8"
+
+    @cached_property
+    def packed(self) -> bytes:
+        # Without a time in it, so the bytes are the same on every frontend.
+        return gzip.compress(self.plain, mtime=0)
+
+    @cached_property
+    def etag(self) -> str:
+        return f'"{hashlib.sha256(self.plain).hexdigest()[:32]}"'
 
 
 class PageRoutes:
     def __init__(self) -> None:
-        found = (path for path in sorted(ROOT.rglob("*")) if path.is_file() and path.suffix in _KINDS)
-        self._files = {path.relative_to(ROOT).as_posix(): _page_file(path, path.read_bytes()) for path in found}
-        index = self._files[INDEX].plain
-        sheets = [name.decode() for name in _SHEET.findall(index)]
-        self._files[SHEETS] = _page_file(ROOT / SHEETS, b"".join(self._files[name].plain for name in sheets))
-        self._index = _page_file(ROOT / INDEX, _with_modules(_with_one_sheet(index), self._files))
+        # All at once: a new version may be put in their place while this frontend runs.
+        found = (path for path in sorted(ROOT.rglob("*")) if path.suffix in _KINDS)
+        names = {path.relative_to(ROOT).as_posix(): path for path in found}
+        self._files = {name: PageFile(name, path.read_bytes()) for name, path in names.items()}
+        sheets = [name.decode() for name in _SHEET.findall(self._files[INDEX].plain)]
+        self._files[SHEETS] = PageFile(SHEETS, b"".join(self._files[name].plain for name in sheets))
+
+    @cached_property
+    def _index(self) -> PageFile:
+        return PageFile(INDEX, _with_modules(_with_one_sheet(self._files[INDEX].plain), self._files))
 
     async def index(self, request: Request) -> Response:
         return _answer(self._index, request)
@@ -66,13 +78,6 @@ class PageRoutes:
         if found is None:
             raise NotFound(f"cannot find {shown(path)}: the page has no such file")
         return _answer(found, request)
-
-
-def _page_file(path: Path, plain: bytes) -> PageFile:
-    # Without a time in it, so the bytes are the same on every frontend.
-    packed = gzip.compress(plain, mtime=0)
-    etag = f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
-    return PageFile(f"{_KINDS[path.suffix]}; charset=utf-8", plain, packed, etag)
 
 
 def _with_one_sheet(index: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from starlette.requests import Request
@@ -17,7 +18,8 @@ class SystemRoutes:
         """`unready` returns the reasons why this frontend is not ready; empty when it is."""
         self._metrics = metrics
         self._unready = unready
-        self.openapi: Mapping[str, object] = {}  # set once the route table exists
+        self.make_openapi: Callable[[], Mapping[str, object]] = dict  # set once the route table exists
+        self._openapi: Mapping[str, object] | None = None
 
     async def alive(self, _request: Request) -> Response:
         return json_response({"status": "ok"})
@@ -35,4 +37,7 @@ class SystemRoutes:
         return Response(await self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def document(self, _request: Request) -> Response:
-        return json_response(self.openapi)
+        if self._openapi is None:
+            # With the first request, because it takes a tenth of a start; in a thread, because that is long.
+            self._openapi = await asyncio.to_thread(self.make_openapi)
+        return json_response(self._openapi)

@@ -2,31 +2,29 @@
 
 The classes of the library take a lock, check labels and look through all buckets one by one, which costs several
 microseconds per request. All of this runs on the event loop, so no lock is needed. Values of labels are given as
-tuples in the order of the names.
+tuples in the order of the names. The library is imported with the first scrape.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 Labels = tuple[str | int, ...]
 
 
-class Tally(Collector):
+class Tally:
     """A family of counters."""
 
-    def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
+    def __init__(self, name: str, text: str, *labels: str) -> None:
         self._name = name
         self._text = text
         self._labels = labels
         self._counts: dict[Labels, int] = {}
-        registry.register(self)
 
     def add(self, labels: Labels, count: int = 1) -> None:
         self._counts[labels] = self._counts.get(labels, 0) + count
@@ -35,11 +33,13 @@ class Tally(Collector):
         """For what is counted elsewhere; it never decreases there."""
         self._counts[labels] = count
 
-    def collect(self) -> Iterable[Metric]:
+    def family(self) -> Metric:
+        from prometheus_client.core import CounterMetricFamily
+
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for labels, count in self._counts.items():
             family.add_metric([str(one) for one in labels], count)
-        yield family
+        return family
 
 
 class _Spread:
@@ -50,18 +50,15 @@ class _Spread:
         self.sum = 0.0
 
 
-class Distribution(Collector):
+class Distribution:
     """A family of histograms with the same bounds."""
 
-    def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]
-    ) -> None:
+    def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> None:
         self._name = name
         self._text = text
         self._bounds = list(bounds)
         self._labels = labels
         self._spreads: dict[Labels, _Spread] = {}
-        registry.register(self)
 
     def add(self, labels: Labels, value: float) -> None:
         spread = self._spreads.get(labels)
@@ -70,7 +67,9 @@ class Distribution(Collector):
         spread.counts[bisect_left(self._bounds, value)] += 1
         spread.sum += value
 
-    def collect(self) -> Iterable[Metric]:
+    def family(self) -> Metric:
+        from prometheus_client.core import HistogramMetricFamily
+
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         for labels, spread in self._spreads.items():
@@ -79,4 +78,4 @@ class Distribution(Collector):
                 so_far += count
                 buckets.append((name, float(so_far)))
             family.add_metric([str(one) for one in labels], buckets, spread.sum)
-        yield family
+        return family

@@ -15,14 +15,11 @@ import random
 from collections.abc import Awaitable, Callable
 
 import msgspec
-import nats.errors
 from msgspec import Struct
-from nats.aio.client import Client, Server
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from enginehouse.bus.address import parse_address
 from enginehouse.bus.credentials import sign_nonce
+from enginehouse.bus.library import Client, Msg, Server, Subscription, errors
 from enginehouse.core.errors import Denied, Invalid, TooLarge, Unavailable
 from enginehouse.ports import Message
 
@@ -97,7 +94,7 @@ class NatsBus:
         except (Denied, asyncio.CancelledError):
             await bus.close()
             raise
-        except (nats.errors.Error, ValueError) as error:
+        except (errors.Error, ValueError) as error:
             await bus.close()
             raise Invalid(
                 f"cannot use {bus._address.shown!r} as the address of the bus: {error}", code="invalid_uri"
@@ -138,13 +135,13 @@ class NatsBus:
             )
         try:
             await client.publish(subject, payload, reply=reply)
-        except nats.errors.MaxPayloadError as error:
+        except errors.MaxPayloadError as error:
             raise TooLarge(
                 f"cannot send {len(payload)} bytes on {subject}: at most {client.max_payload} are allowed"
             ) from error
-        except nats.errors.BadSubjectError as error:
+        except errors.BadSubjectError as error:
             raise Invalid(f"cannot send on {subject!r}: it is not a valid subject") from error
-        except (nats.errors.Error, OSError) as error:
+        except (errors.Error, OSError) as error:
             raise self._unavailable(subject, str(error)) from error
 
     async def subscribe(self, subject: str, receive: Callable[[Message], None]) -> None:
@@ -170,7 +167,7 @@ class NatsBus:
             async with asyncio.timeout(RENEW_SECONDS):
                 await self._open()
             await _close(old, drain=True)
-        except (TimeoutError, Unavailable, Denied, nats.errors.Error, OSError) as error:
+        except (TimeoutError, Unavailable, Denied, errors.Error, OSError) as error:
             # The old connection stays until the server closes it; the next one uses the new credential.
             log.warning("bus.renew_failed name=%s error=%s", self._options.name, error)
         finally:
@@ -250,16 +247,16 @@ class NatsBus:
             subscription = await client.subscribe(
                 subject, cb=deliver, pending_msgs_limit=INCOMING_MESSAGES, pending_bytes_limit=INCOMING_BYTES
             )
-        except nats.errors.BadSubjectError as error:
+        except errors.BadSubjectError as error:
             raise Invalid(f"cannot listen on {subject!r}: it is not a valid subject") from error
-        except (nats.errors.Error, OSError) as error:
+        except (errors.Error, OSError) as error:
             raise self._unavailable(subject, str(error)) from error
         try:
             # The library sends the ping of a flush at once but the subscription one loop turn later, so the first
             # answer proves nothing. The ping of the second flush follows the subscription.
             await client.flush(timeout=FLUSH_SECONDS)
             await client.flush(timeout=FLUSH_SECONDS)
-        except (nats.errors.Error, OSError) as error:
+        except (errors.Error, OSError) as error:
             await _forget(subscription)
             raise self._unavailable(subject, str(error)) from error
         # The library's parser converts the server's message to lower case.
@@ -280,7 +277,7 @@ class NatsBus:
         """Errors without a caller. Repeated lines are logged once, because an outage causes many."""
         self._last_error = str(error) or type(error).__name__
         text = self._last_error.lower()
-        if isinstance(error, nats.errors.SlowConsumerError):
+        if isinstance(error, errors.SlowConsumerError):
             self.dropped += 1
             if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th …
                 log.error("bus.dropped name=%s subject=%s dropped=%d", self._options.name, error.subject, self.dropped)
@@ -288,7 +285,7 @@ class NatsBus:
             self._violations.append(text)
             del self._violations[:-100]
             self._log_once(logging.ERROR, "bus.denied", text)
-        elif isinstance(error, nats.errors.Error | OSError | TimeoutError):
+        elif isinstance(error, errors.Error | OSError | TimeoutError):
             self._is_refused = "authorization" in text or "authentication" in text
             self._log_once(logging.WARNING, "bus.failed", self._last_error)
             if self._is_opening and "authorization" in text:
@@ -327,7 +324,7 @@ class NatsBus:
             try:
                 await self._open()
                 return
-            except (Unavailable, Denied, nats.errors.Error, OSError) as error:
+            except (Unavailable, Denied, errors.Error, OSError) as error:
                 self._log_once(logging.WARNING, "bus.failed", str(error))
 
 
@@ -348,10 +345,10 @@ async def _close(client: Client, *, drain: bool = False) -> None:
             elif client.is_connected:
                 await client.flush(timeout=FLUSH_SECONDS)
             await client.close()
-    except (TimeoutError, nats.errors.Error, OSError) as error:
+    except (TimeoutError, errors.Error, OSError) as error:
         log.warning("bus.close_failed error=%s", error)
 
 
 async def _forget(subscription: Subscription) -> None:
-    with contextlib.suppress(nats.errors.Error):
+    with contextlib.suppress(errors.Error):
         await subscription.unsubscribe()

@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Mapping
 
 import msgspec
-import nats.errors
 from msgspec import Struct
-from nats.aio.client import Client
 
 from enginehouse.bus.credentials import BusAccounts, mint_user, sign_nonce
+from enginehouse.bus.library import Client, errors
 from enginehouse.core.errors import Unavailable
 from enginehouse.core.subjects import Permissions
 
@@ -56,7 +55,7 @@ async def revoke(url: str, accounts: BusAccounts, revoked: Mapping[str, int], *,
             finally:
                 await client.close()
         answer = msgspec.json.decode(reply.data, type=_Answer)
-    except (nats.errors.Error, OSError, TimeoutError, msgspec.DecodeError) as error:
+    except (errors.Error, OSError, TimeoutError, msgspec.DecodeError) as error:
         raise Unavailable(f"cannot revoke credentials on the bus: {error!r}", code="bus_unavailable") from error
     if answer.data.code != 200:
         why = answer.error.message or answer.data.message or "no reason given"

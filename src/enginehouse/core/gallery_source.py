@@ -39,6 +39,7 @@ class _Written(Struct, frozen=True, kw_only=True):
     verification: dict[str, object] | None = None
 
 
+HUGGINGFACE = "https://huggingface.co"  # the hub of models; settings may name a mirror of it
 LOCALAI = GallerySource(
     name="localai",
     url="https://index.localai.io/backends",

@@ -63,6 +63,7 @@ class DefinedModel(Struct, frozen=True, kw_only=True):
     files: tuple[ModelFile, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
     running: tuple[DefinedReplica, ...] = ()
+    was_there: bool = False  # it is stored as it was: there was a model of that name and definition
     is_stored: bool = True  # false for a dry run, and for one that a gallery only offers
     remarks: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

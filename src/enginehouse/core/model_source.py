@@ -22,7 +22,6 @@ from enginehouse.core.reference import MAX_URI, is_digest, parse_image, shown_ur
 
 SourceKind = Literal["huggingface", "ollama", "oci", "web", "file", "upload", "kept", "endpoint"]
 DEFAULT_REVISION = "main"
-HUGGINGFACE = "https://huggingface.co"
 _HF_PREFIXES = ("huggingface://", "hf://", "hf:", "hf.co/", "huggingface.co/")
 _IMAGE_PREFIXES = ("quay.io/", "ghcr.io/", "docker.io/")
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")

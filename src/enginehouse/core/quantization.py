@@ -128,6 +128,8 @@ def _named(builds: list[_Build], wanted: str, repository: str) -> _Build:
 
 def _fitting(builds: list[_Build], free_bytes: int) -> tuple[_Build, str, bool]:
     ranks = {label: rank for rank, label in enumerate(PREFERRED)}
+    if len(builds) == 1:
+        return _only(builds[0], free_bytes)
     ranked = sorted(builds, key=lambda build: (ranks.get(build.label, len(ranks)), build.size_bytes))
     if not free_bytes:
         return ranked[0], "the memory of no node is known, and this is the usual middle", False
@@ -137,6 +139,14 @@ def _fitting(builds: list[_Build], free_bytes: int) -> tuple[_Build, str, bool]:
             why = "the usual middle" if build is ranked[0] else "the best of those that fit"
             return build, f"{why}, and it fits a node with {free} of free memory", False
     return builds[0], f"it is the smallest, and still too large for a node with {free} of free memory", True
+
+
+def _only(build: _Build, free_bytes: int) -> tuple[_Build, str, bool]:
+    if not free_bytes:
+        return build, "it is the only one, and the memory of no node is known", False
+    is_too_large = memory_needed(build.size_bytes) > free_bytes
+    fits = "too large for" if is_too_large else "it fits"
+    return build, f"it is the only one, and {fits} a node with {format_bytes(free_bytes)} of free memory", is_too_large
 
 
 def _projector(files: list[RepositoryFile]) -> RepositoryFile | None:

@@ -212,7 +212,8 @@ class ListedReplica(Struct, frozen=True, kw_only=True):
     outdated: str = ""  # why it is to be replaced; "" if it is not
     in_flight: int = 0
     age_seconds: float = 0.0
-    unused_seconds: float | None = None  # None if it was never used
+    unused_seconds: float | None = None  # None if no use is known
+    use_unknown: bool = False  # no use is known, but uses may have been lost with a frontend that ended
     memory_bytes: int | None = None  # the most that it was seen to hold; None if unknown
 
 

@@ -135,12 +135,23 @@ class Galleries:
         self.known(name)
         builds: dict[NodeId, Resolved] = {}
         reasons: dict[NodeId, str] = {}
+        found: dict[tuple[str, str], Resolved | str] = {}  # many nodes are machines of one kind
         for node in nodes:
-            try:
-                builds[node.id] = self.resolve(name, node)
-            except Hopeless as error:
-                reasons[node.id] = error.message
+            machine = (node.capability, node.platform)
+            if machine not in found:
+                found[machine] = self._resolve_or_reason(name, node)
+            one = found[machine]
+            if isinstance(one, str):
+                reasons[node.id] = one
+            else:
+                builds[node.id] = one
         return builds, reasons
+
+    def _resolve_or_reason(self, name: str, node: Node) -> Resolved | str:
+        try:
+            return self.resolve(name, node)
+        except Hopeless as error:
+            return error.message
 
     def _gather(self) -> None:
         galleries = (*self._own, *(self._sources.galleries if self._sources is not None else ()))

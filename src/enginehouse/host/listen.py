@@ -12,8 +12,6 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-import psutil
-
 from enginehouse.core.errors import Conflict, Invalid
 
 DEFAULT_PORT = 8080
@@ -107,6 +105,8 @@ def _refused(host: str, port: int, error: OSError) -> Conflict | Invalid:
 
 def addresses_of(host: str) -> frozenset[str]:
     """Return the addresses of a host; all addresses of this machine if it is one of them. Blocks: resolves names."""
+    import psutil  # here, so that `up` binds its port without it
+
     own = {
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()

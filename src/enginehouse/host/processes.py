@@ -2,7 +2,7 @@
 
 Signals are sent only to processes whose identity is proven, and a stop ends the whole group. `spawn` must be called on
 a thread that lives as long as the program (that of the event loop), because the kernel kills a child when the *thread*
-that created it ends.
+that created it ends. psutil is imported where processes are looked at: `up` only starts some, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
 from msgspec import Struct
 
 from enginehouse.host.confinement import UNCONFINED_EXIT, Confined
+
+if TYPE_CHECKING:
+    import psutil
 
 NONCE = "ENGINEHOUSE_NONCE"
 _PR_SET_PDEATHSIG = 1
@@ -157,6 +160,8 @@ async def run_briefly(
 
 def start_time(pid: int) -> float | None:
     """The start time of a process, for comparison only. None if there is no such process."""
+    import psutil
+
     if _IS_LINUX:
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -172,6 +177,8 @@ def start_time(pid: int) -> float | None:
 
 def processes_with_nonce(nonce: str = "") -> Iterator[tuple[int, dict[str, str]]]:
     """Yield live processes with any nonce, or with this one, and their environment: engines and descendants."""
+    import psutil
+
     for process in psutil.process_iter():
         try:
             if not _may_carry(process.pid):
@@ -197,6 +204,8 @@ def _may_carry(pid: int) -> bool:
 
 def is_listening(pid: int, port: int) -> bool:
     """Whether this process or a descendant listens on `port`, as opposed to a foreign process."""
+    import psutil
+
     try:
         process = psutil.Process(pid)
         # The process first: finding descendants reads every process of the machine, and most engines have none.
@@ -207,6 +216,8 @@ def is_listening(pid: int, port: int) -> bool:
 
 def is_serving(pid: int, port: int) -> bool:
     """Whether the process listens and is not suspended: it may be too busy to answer."""
+    import psutil
+
     try:
         return psutil.Process(pid).status() != psutil.STATUS_STOPPED and is_listening(pid, port)
     except psutil.Error:
@@ -214,6 +225,8 @@ def is_serving(pid: int, port: int) -> bool:
 
 
 def _listens(process: psutil.Process, port: int) -> bool:
+    import psutil
+
     return any(
         connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
         for connection in process.net_connections(kind="tcp")
@@ -222,6 +235,8 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 def connections_to(pid: int, port: int) -> int:
     """The number of established connections to a port of this process, also of those that it has not accepted yet."""
+    import psutil
+
     if _IS_LINUX:
         return _connections_of(pid, port)
     try:
@@ -265,6 +280,8 @@ class Activity(Struct, frozen=True):
 
 def activity(pid: int) -> Activity:
     """CPU time and resident memory of a process; nothing once it ended."""
+    import psutil
+
     try:
         process = psutil.Process(pid)
         times = process.cpu_times()
@@ -275,6 +292,8 @@ def activity(pid: int) -> Activity:
 
 def memory_of(pid: int) -> int:
     """The memory of a process and its children; 0 if it has ended."""
+    import psutil
+
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
@@ -329,6 +348,8 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 def kill_leftovers(nonce: str, limit_seconds: float) -> int:
     """Kill all processes with `nonce`, left by an earlier worker. Returns their number. Blocks."""
+    import psutil
+
     found = [psutil.Process(pid) for pid, _ in processes_with_nonce(nonce)]
     for process in found:
         # psutil compares the start time before it sends the signal.
@@ -342,6 +363,8 @@ def kill_leftovers(nonce: str, limit_seconds: float) -> int:
 
 
 def _is_alive(process: psutil.Process) -> bool:
+    import psutil
+
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

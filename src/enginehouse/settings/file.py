@@ -6,7 +6,6 @@ program only and takes precedence. Unknown keys are errors: a misspelt setting m
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -33,15 +32,23 @@ def read_file(
 
 def _parse(path: Path, is_required: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return _loaded(path)
     except (FileNotFoundError, NotADirectoryError):
         if is_required:
             raise _refused(f"cannot read {path}: there is no such file") from None
         return {}
     except OSError as error:
         raise _refused(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise _refused(f"cannot read {path}: it is not TOML: {error}") from error
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    """Raises `OSError`, or `ValueError` if the file is not TOML."""
+    text = path.read_text("utf-8")
+    import tomllib  # here, because most programs have no such file
+
+    return tomllib.loads(text)
 
 
 def _refuse_unknown(keys: Iterable[str], known: Set[str], path: Path, where: str = "") -> None:
@@ -62,7 +69,7 @@ def read_model_credentials(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = _loaded(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else 'it must have lines like name = "secret"'
         raise _refused(f"cannot read credentials of models from {path}: {reason}", "model_credentials") from None
@@ -76,7 +83,7 @@ def read_credentials(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = _loaded(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else 'it must have lines like "host" = "user:password"'
         raise Invalid(

@@ -20,8 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from enginehouse.core.errors import EnginehouseError, Invalid, Unavailable
-from enginehouse.core.gallery_source import LOCALAI, LOCALAI_MODELS, encode_sources
-from enginehouse.core.model_source import HUGGINGFACE
+from enginehouse.core.gallery_source import HUGGINGFACE, LOCALAI, LOCALAI_MODELS, encode_sources
 from enginehouse.core.name import MAX_NAME
 from enginehouse.settings.contexts import LOCAL, chosen_context
 from enginehouse.settings.file import read_file

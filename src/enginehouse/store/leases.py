@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import BindParameter, bindparam, delete, or_
-from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.store.db import Connection
+from enginehouse.store.per_database import PerDatabase
 from enginehouse.store.schema import leases
 
 
@@ -31,7 +31,7 @@ def _acquiring(insert: Any) -> Any:
     )
 
 
-_ACQUIRE = {"postgresql": _acquiring(postgresql.insert), "sqlite": _acquiring(sqlite.insert)}
+_ACQUIRE = PerDatabase(_acquiring)
 
 
 def acquire(connection: Connection, name: str, owner: str, now: float, until: float) -> bool:

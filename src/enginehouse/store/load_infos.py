@@ -12,7 +12,7 @@ from enginehouse.core.ids import NodeId
 from enginehouse.core.operation import Operation
 from enginehouse.core.reconcile import MAX_RETRY_SECONDS, RECONCILER
 from enginehouse.core.schedule import LoadInfo, without_kept
-from enginehouse.store import db
+from enginehouse.store import checksums, db
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import insert_unless_there, text_of
 from enginehouse.store.schema import load_infos
@@ -27,6 +27,24 @@ def _load_info(row: Row[Any]) -> LoadInfo:
 
 def every(connection: Connection) -> list[LoadInfo]:
     return [_load_info(row) for row in connection.execute(select(load_infos).order_by(load_infos.c.model))]
+
+
+def with_checksum(connection: Connection) -> tuple[dict[str, LoadInfo], int]:
+    """All of them by model, without authors and reasons, and the checksum of exactly these."""
+    rows, checksum = checksums.info_rows(connection)
+    found = [
+        LoadInfo(
+            model=row.model,
+            revision=row.revision,
+            memory_bytes=row.memory_bytes,
+            kept=_KEPT.decode(row.kept),
+            scaled_at=row.scaled_at,
+            failures=row.failures,
+            retry_at=row.retry_at,
+        )
+        for row in rows
+    ]
+    return {one.model: one for one in found}, checksum
 
 
 def get(connection: Connection, model: str) -> LoadInfo:
@@ -78,7 +96,9 @@ def note_cancelled(connection: Connection, operation: Operation) -> None:
     change(connection, operation.name, how)
 
 
-def forgive(connection: Connection, model: str | None = None) -> None:
-    """Let loads that failed be tried again at once: of one model, or of all after nodes changed."""
+def forgive(connection: Connection, model: str | None = None) -> bool:
+    """Let loads that failed be tried again at once: of one model, or of all after nodes changed. Returns whether there
+    were any.
+    """
     query = update(load_infos).where(load_infos.c.retry_at > 0).values(retry_at=0.0, failures=0)
-    connection.execute(query if model is None else query.where(load_infos.c.model == model))
+    return connection.execute(query if model is None else query.where(load_infos.c.model == model)).rowcount > 0

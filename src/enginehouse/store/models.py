@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import bindparam, delete, select, update
 
 from enginehouse.core.model import Model, PinnedFile, pinned
+from enginehouse.store import checksums
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import insert_unless_there, select_among, text_of
 from enginehouse.store.schema import models
@@ -31,6 +32,12 @@ def get(connection: Connection, name: str, *, lock: bool = False) -> Model | Non
 def named(connection: Connection, names: Iterable[str]) -> dict[str, Model]:
     """Those of these models that there are, by name."""
     return {row.name: _MODEL.decode(row.definition) for row in select_among(connection, _NAMED, names)}
+
+
+def definitions(connection: Connection) -> tuple[dict[str, str], int]:
+    """The text of every model by name, for `read`, and the checksum of exactly these."""
+    rows, checksum = checksums.model_rows(connection)
+    return {row.name: row.definition for row in rows}, checksum
 
 
 def created_at(connection: Connection, name: str) -> float:

@@ -23,6 +23,7 @@ from enginehouse.core.operation import absence_of
 from enginehouse.core.replica import FailedReplica, RunningReplica
 from enginehouse.core.report import Report
 from enginehouse.store import liveness
+from enginehouse.store.checksums import part_of
 from enginehouse.store.db import Connection
 from enginehouse.store.liveness import LivenessChange
 from enginehouse.store.rows import select_among, slices, text_of
@@ -212,6 +213,9 @@ def set_reports(connection: Connection, changes: Iterable[ReportChange]) -> None
 
 _ADD = nodes.insert()
 _UPDATES = select(nodes.c.id, nodes.c.updated_at)
+_PARTS = select(nodes.c.id, nodes.c.updated_at, part_of(nodes.c.updated_at).label("part")).where(
+    nodes.c.updated_at >= bindparam("since")
+)
 _JOINED = nodes.outerjoin(node_liveness, node_liveness.c.node_id == nodes.c.id)
 _ALL = select(
     nodes,
@@ -332,6 +336,15 @@ def serving(connection: Connection) -> dict[NodeId, str]:
 def serving_among(connection: Connection, node_ids: Iterable[NodeId]) -> dict[NodeId, str]:
     """`serving`, of these nodes only."""
     return {row.id: row.name for row in select_among(connection, _SERVING_AMONG, dict.fromkeys(node_ids))}
+
+
+NodePart = tuple[float, int]  # when a node changed, and what that adds to the checksum of all nodes
+
+
+def parts(connection: Connection, since: float = 0.0) -> dict[NodeId, NodePart]:
+    """Of all that changed then or later, without the rest of their rows."""
+    rows = connection.execute(_PARTS, {"since": since}).all()
+    return {node_id: (updated_at, int(part)) for node_id, updated_at, part in rows}
 
 
 def updates(connection: Connection) -> dict[NodeId, float]:

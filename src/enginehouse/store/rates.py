@@ -9,21 +9,22 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import bindparam, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.store.db import Connection
+from enginehouse.store.per_database import PerDatabase
 from enginehouse.store.rows import select_among
 from enginehouse.store.schema import rate_counts
 
 Counts = Mapping[tuple[str, int], tuple[int, int]]  # (requests, tokens) by token and step
 
 
-def _adding(insert: Any) -> Any:
+def _adding(insert_into: Any) -> Any:
+    insert = insert_into(rate_counts)
     added = {name: rate_counts.c[name] + insert.excluded[name] for name in ("requests", "tokens")}
     return insert.on_conflict_do_update(index_elements=["token_id", "step"], set_=added)
 
 
-_ADD = {"postgresql": _adding(postgresql.insert(rate_counts)), "sqlite": _adding(sqlite.insert(rate_counts))}
+_ADD = PerDatabase(_adding)
 _SINCE = select(rate_counts).where(
     rate_counts.c.token_id.in_(bindparam("ids", expanding=True)), rate_counts.c.step >= bindparam("since")
 )

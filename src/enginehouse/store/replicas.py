@@ -22,6 +22,8 @@ from enginehouse.store.schema import replicas
 
 _EVERY = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replicas.c.slot)
 _OF_MODEL = _EVERY.where(replicas.c.model == bindparam("of"))
+_OF_MODELS = _EVERY.where(replicas.c.model.in_(bindparam("ids", expanding=True)))
+_MODELS_ON = select(replicas.c.model).where(replicas.c.node_id.in_(bindparam("ids", expanding=True))).distinct()
 _ADD = replicas.insert()
 _SERVING = _EVERY.where(replicas.c.leaving.is_(False))
 _LEAVING = _EVERY.where(replicas.c.leaving.is_(True))
@@ -152,16 +154,30 @@ def parts(connection: Connection) -> list[ReplicaPart]:
     return [ReplicaPart(*row) for row in connection.execute(_PARTS)]
 
 
+def _used(row: Row[Any]) -> UsedReplica:
+    return UsedReplica(
+        replica=_replica(row),
+        created_at=row.created_at,
+        last_used=max(row.used_at, row.created_at),
+        leaving=row.leaving,
+    )
+
+
 def every_with_use(connection: Connection) -> list[UsedReplica]:
-    return [
-        UsedReplica(
-            replica=_replica(row),
-            created_at=row.created_at,
-            last_used=max(row.used_at, row.created_at),
-            leaving=row.leaving,
-        )
-        for row in connection.execute(_EVERY)
-    ]
+    return [_used(row) for row in connection.execute(_EVERY)]
+
+
+def of_models_with_use(connection: Connection, names: Iterable[str]) -> dict[str, list[UsedReplica]]:
+    """Those of these models; models without replicas are left out."""
+    found: dict[str, list[UsedReplica]] = {}
+    for row in select_among(connection, _OF_MODELS, names):
+        found.setdefault(row.model, []).append(_used(row))
+    return found
+
+
+def models_on(connection: Connection, node_ids: Iterable[NodeId]) -> set[str]:
+    """The models that have replicas on these nodes."""
+    return {row.model for row in select_among(connection, _MODELS_ON, node_ids)}
 
 
 def note_uses(connection: Connection, used: Mapping[str, float]) -> None:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 from sqlalchemy import Row, Select, Table
-from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, UnknownAction, kind_of
 from enginehouse.core.canary import Canary
@@ -21,6 +20,7 @@ from enginehouse.core.intent import Intent, Outcome
 from enginehouse.core.operation import Excluded, Operation, ReplacedReplica, RequestOptions
 from enginehouse.core.progress import Progress
 from enginehouse.store.db import Connection
+from enginehouse.store.per_database import PerDatabase
 
 _AT_ONCE = 1000  # ids per query; both databases have an upper limit, and a cluster may have more waiting
 # Built once: inspecting a type costs more than decoding a value.
@@ -41,12 +41,9 @@ _plain_of = attrgetter(*_PLAIN)
 T = TypeVar("T", bound=str)
 
 
-def ignoring_known(table: Table) -> dict[str, Any]:
-    """Per database, an insert into `table` that skips rows whose key exists."""
-    return {
-        "postgresql": postgresql.insert(table).on_conflict_do_nothing(),
-        "sqlite": sqlite.insert(table).on_conflict_do_nothing(),
-    }
+def ignoring_known(table: Table) -> PerDatabase:
+    """An insert into `table` that skips rows whose key exists."""
+    return PerDatabase(lambda insert: insert(table).on_conflict_do_nothing())
 
 
 def insert_unless_there(connection: Connection, table: Table, row: dict[str, object]) -> bool:

@@ -8,11 +8,13 @@ import msgspec
 from sqlalchemy import Row, delete, select, update
 
 from enginehouse.core.schedule import Schedule
+from enginehouse.store.checksums import part_of
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import insert_unless_there, text_of
 from enginehouse.store.schema import schedules
 
 _EVERY = select(schedules).order_by(schedules.c.model_name)
+_STORED = select(schedules, part_of(schedules.c.updated_at).label("part"))
 _SELECTOR = msgspec.json.Decoder(dict[str, str])
 
 
@@ -28,6 +30,12 @@ def _columns(schedule: Schedule) -> dict[str, object]:
 
 def every(connection: Connection) -> list[Schedule]:
     return [_schedule(row) for row in connection.execute(_EVERY)]
+
+
+def with_checksum(connection: Connection) -> tuple[dict[str, Schedule], tuple[int, int]]:
+    """All of them by model, and the checksum of exactly these."""
+    rows = list(connection.execute(_STORED))
+    return {row.model_name: _schedule(row) for row in rows}, (len(rows), sum(int(row.part) for row in rows))
 
 
 def get(connection: Connection, model: str) -> Schedule | None:

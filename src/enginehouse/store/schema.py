@@ -62,8 +62,8 @@ nodes = Table(
     # A known name with another key is another node and needs its own approval.
     UniqueConstraint("name", "public_key", "claim", name="nodes_identity"),
     Index("nodes_health", "approved", "health", "bus_away"),
-    # For changes since a time, and their checksum: without it SQLite reads every report to get to the column.
-    Index("nodes_updated", "updated_at"),
+    # For changes and their checksum: without it SQLite reads every report to get to these columns.
+    Index("nodes_updated", "updated_at", "id"),
     # For tokens that another frontend has just issued.
     Index("nodes_token", "token_hash"),
     Index("nodes_previous_token", "previous_token_hash"),
@@ -232,6 +232,8 @@ replicas = Table(
     Column("used_at", Double, nullable=False, server_default="0"),  # written in batches, seconds late
     # It gets no more requests, because it is about to be stopped.
     Column("leaving", Boolean, nullable=False, server_default=false()),
+    # For the replicas of a model, and checksums per model.
+    Index("replicas_model", "model", "created_at", "leaving"),
 )
 
 # How many replicas of a model are wanted, and where.

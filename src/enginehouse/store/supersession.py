@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import bindparam, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.action import Action, InstallBackend, is_same_request, pointer_of, pointing, subject_of
 from enginehouse.core.ids import IntentId, NodeId, OperationId
@@ -20,6 +19,7 @@ from enginehouse.core.operation import OLDER_AT_WORK, OLDER_MESSAGE, STILL_RUNNI
 from enginehouse.store import cluster_values, lingering
 from enginehouse.store.db import Connection
 from enginehouse.store.operations import apply, note_ended
+from enginehouse.store.per_database import PerDatabase
 from enginehouse.store.rows import ignoring_known, intent_columns, intent_of, select_among
 from enginehouse.store.schema import intents, operation_intents, subjects
 
@@ -57,7 +57,7 @@ def _locking(insert: Any) -> Any:
     )
 
 
-_LOCK = {"postgresql": _locking(postgresql.insert), "sqlite": _locking(sqlite.insert)}
+_LOCK = PerDatabase(_locking)
 _LINK = ignoring_known(operation_intents)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import bindparam, delete, func, literal_column, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from enginehouse.core.canary import ServedCount
 from enginehouse.core.usage import Grouping, UsageCount, UsageQuery
 from enginehouse.store.db import Connection
+from enginehouse.store.per_database import PerDatabase
 from enginehouse.store.schema import usage_counts
 
 _KEY = ("hour", "token_id", "model", "node")
@@ -25,12 +25,13 @@ Place = tuple[str, str, str, str]  # id and name of the token, model, node
 Amounts = tuple[int, int, int, int, int]  # requests, errors, prompt tokens, completion tokens, failures
 
 
-def _adding(insert: Any) -> Any:
+def _adding(insert_into: Any) -> Any:
+    insert = insert_into(usage_counts)
     added = {name: usage_counts.c[name] + insert.excluded[name] for name in _STORED}
     return insert.on_conflict_do_update(index_elements=list(_KEY), set_=added)
 
 
-_ADD = {"postgresql": _adding(postgresql.insert(usage_counts)), "sqlite": _adding(sqlite.insert(usage_counts))}
+_ADD = PerDatabase(_adding)
 _PRUNE = delete(usage_counts).where(usage_counts.c.hour < bindparam("before"))
 _GROUPS: dict[Grouping, tuple[Any, ...]] = {
     "token": (usage_counts.c.token_id, usage_counts.c.token_name.label("token")),

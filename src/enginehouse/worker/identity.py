@@ -6,17 +6,16 @@ that the join token alone is not enough to impersonate a node.
 
 from __future__ import annotations
 
-import binascii
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from enginehouse.core.errors import Invalid
 from enginehouse.core.node import registration_message
 from enginehouse.core.node_api import RegisterReply, RegisterRequest
 from enginehouse.host import disk, signing
+from enginehouse.host.key_file import load_key_file
 
 
 class IdentityFiles:
@@ -61,16 +60,4 @@ class Identity:
 
 
 def load_identity(path: Path) -> Identity:
-    """Load the key in `path`; a missing one is created with mode 0600."""
-    try:
-        seed = binascii.unhexlify(path.read_text().strip())
-        return Identity(signing.load_key(seed))
-    except FileNotFoundError:
-        key = signing.make_key()
-        disk.write_atomic(path, signing.seed_of(key).hex().encode() + b"\n", mode=0o600)
-        return Identity(key)
-    except ValueError as error:
-        raise Invalid(
-            f"cannot read the node key {path}: it is damaged; restore a copy, or remove the file to join as a new node",
-            code="invalid_name",
-        ) from error
+    return Identity(load_key_file(path))

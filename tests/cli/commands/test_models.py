@@ -106,7 +106,11 @@ def test_showing_copying_and_exporting(tmp_path: Path) -> None:
         assert "running on\tattic (an older revision)" in shown
         assert "file\tm.gguf  5.0 MiB  https://hub/o/r/resolve/c/m.gguf" in shown
         assert run(world, tmp_path, "models", "export", "org/llama").stdout == "name: org/llama\nbackend: x\n"
-        assert "was copied" in run(world, tmp_path, "models", "copy", "org/llama", "new").stdout
+        copied = run(world, tmp_path, "models", "copy", "org/llama", "new")
+    assert copied.stdout == "org/llama was copied to new\n"
+    with recorded({"POST /api/models/org%2Fllama/copy": Answer({**MODEL, "was_there": True})}) as again:
+        copied = run(again, tmp_path, "models", "copy", "org/llama", "new")
+    assert (copied.exit_code, copied.stdout) == (0, "= new is already a copy of org/llama\n")
     assert world.bodies("/api/models/org%2Fllama/copy") == [{"name": "new"}]
 
 

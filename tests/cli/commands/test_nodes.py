@@ -117,6 +117,20 @@ def test_what_changes_nothing_looks_like_it(tmp_path: Path) -> None:
     assert labelled.stdout == "= labels of attic: zone=home\n"
 
 
+def test_an_approval_of_an_approved_node_changes_nothing_and_says_so(tmp_path: Path) -> None:
+    done = refused(409, "cannot approve attic: it is approved already", "already_approved")
+    there = {**NODE, "approved": True, "status": "offline"}
+    answers = {"POST /api/nodes/attic/approve": done, "GET /api/nodes/attic": Answer(there)}
+    answers |= {"POST /api/nodes/box/approve": Answer({**NODE, "name": "box"}), "GET /api/nodes/box": Answer(NODE)}
+    with recorded(answers) as world:
+        alone = run(world, tmp_path, "nodes", "approve", "attic")
+        both = run(world, tmp_path, "nodes", "approve", "attic", "box", "--no-wait")
+        described = run(world, tmp_path, "nodes", "approve", "attic", "--json")
+    assert (alone.exit_code, alone.stdout, alone.stderr) == (0, "= attic is already approved\n", "")
+    assert (both.exit_code, both.stdout) == (0, "= attic is already approved\napproved box\n")
+    assert json.loads(described.stdout) == there
+
+
 def test_several_drains_are_requested_before_the_first_is_followed(tmp_path: Path) -> None:
     done = operation("succeeded", row("x", "success", action="stop chat", kind="stop_replica"), kind="drain", name="x")
     begun = operation("queued", kind="drain", name="x")

@@ -38,6 +38,8 @@ REPLICAS = [
         "memory_bytes": None,
     },
 ]
+# As of a frontend that has started again: whether they were used before is not known.
+SILENT = [{**one, "unused_seconds": None, "use_unknown": True} for one in REPLICAS]
 ANSWERS = {"GET /api/replicas": Answer(REPLICAS)}
 FIRST = ["chat", "attic", "0", "llama-cpp", "ready", "01234567", "3", "2h", "4s ago", "5.0 GiB"]
 SECOND = ["chat", "cellar", "1", "llama-cpp", "leaving", "fedcba98 outdated", "0", "1m", "never", ""]
@@ -50,6 +52,12 @@ def test_each_replica_has_its_line_and_an_outdated_one_says_why(tmp_path: Path, 
     assert result.exit_code == 0, result.stderr
     assert [line.split("\t") for line in result.stdout.splitlines()] == [FIRST, SECOND]
     assert result.stderr.strip() == "chat#1 on cellar is to be replaced: the model was changed"
+
+
+def test_a_use_that_is_not_known_is_not_called_none(tmp_path: Path) -> None:
+    with recorded({"GET /api/replicas": Answer(SILENT)}) as world:
+        result = run(world, tmp_path, "replicas", "list")
+    assert [line.split("\t")[8] for line in result.stdout.splitlines()] == ["unknown", "unknown"]
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,27 @@ def test_a_model_without_a_place_is_named_once_with_the_numbers() -> None:
     assert sentences(state) == ["qwen cannot be loaded: the engine ended"]
 
 
+# Free MiB of 4 GiB: enough by the share of it, and in one case too little for an install.
+SMALL = {"card": 300, "pi": 600}
+
+
 def test_a_disk_with_less_than_a_twentieth_free_is_nearly_full() -> None:
     gibibyte = 1024**3
     state = of(node("full", available_disk=4 * gibibyte), node("roomy", available_disk=6 * gibibyte))
     assert sentences(state) == ["full has 4.0 GiB of 100.0 GiB disk free. Delete what it no longer needs."]
+    small = of(
+        node("card", available_disk=300 * 1024**2, total_disk=4 * gibibyte),
+        node("pi", available_disk=gibibyte, total_disk=4 * gibibyte),
+    )
+    assert sentences(small) == ["card has 300.0 MiB of 4.0 GiB disk free. Delete what it no longer needs."]
     unknown = of(node("silent", available_disk=0, total_disk=0))
     assert sentences(unknown) == []
+
+
+def test_a_node_whose_heartbeats_come_late_is_named_like_the_doctor_does() -> None:
+    (need,) = needs(of(node("attic", health="unhealthy")), 101.0)
+    assert need.sentence == "attic is unhealthy: its heartbeats come late. Check its load and its network."
+    assert need.command == "enginehouse logs worker --node attic"
 
 
 def test_a_node_that_is_away_is_named_with_what_waits_for_it() -> None:

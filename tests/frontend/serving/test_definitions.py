@@ -184,7 +184,9 @@ async def test_a_copy_has_the_same_files_under_its_own_name(shop: Shop) -> None:
     added = await shop.good("POST", "/api/models", {"name": "chat", "sources": ["hf:o/r"]})
     copied = await shop.good("POST", "/api/models/chat/copy", {"name": "team/chat"})
     assert (copied["name"], copied["config"]["name"]) == ("team/chat", "team/chat")
-    assert copied["files"] == added["files"]
+    assert (copied["files"], copied["was_there"]) == (added["files"], False)
+    again = await shop.good("POST", "/api/models/chat/copy", {"name": "team/chat"})
+    assert again == {**copied, "was_there": True}, "nothing was copied"
     assert (await shop.good("GET", "/api/models/team/chat"))["name"] == "team/chat"
     assert (await shop.refused("POST", "/api/models/tiny-chat/copy", {"name": "chat"}))[0] == 409
     assert (await shop.refused("POST", "/api/models/gone/copy", {"name": "new"}))[0] == 404

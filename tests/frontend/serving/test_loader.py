@@ -25,8 +25,8 @@ from enginehouse.store.db import Connection
 GONE = Outcome(code="backend_exited", message="cannot start: it exited")
 
 
-async def add_model(world: World) -> None:
-    await world.store.transaction(lambda c: models.insert(c, MODEL, 1.0))
+async def add_model(world: World, model: Model = MODEL) -> None:
+    await world.store.transaction(lambda c: models.insert(c, model, 1.0))
 
 
 async def put_replica(world: World, node: Node, nonce: str) -> Replica:
@@ -241,6 +241,25 @@ async def test_a_load_that_finds_what_another_has_started_starts_nothing(world: 
     for operation_id in (anywhere, there):
         assert isinstance(operation_id, str)
         assert (await world.board.view(operation_id)).status == "succeeded"
+
+
+async def test_an_engine_is_not_installed_any_more_for_a_model_that_was_deleted(world: World) -> None:
+    """Otherwise the step would wait for ever on a node that is drained afterwards."""
+    await add_model(world)
+    await add_model(world, msgspec.structs.replace(MODEL, name="other"))
+    node = await world.join("first")
+    for name in ("tiny", "other"):
+        await world.loader.ensure(name, ())
+    await world.loader.step()
+    await world.dispatcher.step()
+    (install,) = [one for one in await world.open_intents(node.id) if isinstance(one.action, InstallBackend)]
+    await world.operations.request_model_delete("tiny", Requester(author="someone"))
+    await world.loader.step()
+    assert (await world.intent_now(install)).is_open, "the other model needs it too"
+    await world.operations.request_model_delete("other", Requester(author="someone"))
+    await world.loader.step()
+    ended = await world.intent_now(install)
+    assert (ended.state, ended.reason) == ("cancelled", "model_deleted")
 
 
 async def test_what_is_deleted_while_it_is_loaded_is_not_started_any_more(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -14,17 +15,20 @@ from enginehouse.core.action import StartReplica, StopReplica
 from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Outcome
-from enginehouse.core.model import HeldModel
-from enginehouse.core.node import Node
+from enginehouse.core.model import HeldModel, Model
 from enginehouse.core.operation import Operation, OperationKind
 from enginehouse.core.placement import Reservation
 from enginehouse.core.reconcile import SCALE_DOWN_SECONDS
-from enginehouse.core.replica import Replica
-from enginehouse.core.schedule import LoadInfo, ScheduleRequest
-from enginehouse.frontend.acceptance import Requester
+from enginehouse.core.replica import Replica, RunningReplica
+from enginehouse.core.schedule import LoadInfo, ScheduleRequest, with_kept
+from enginehouse.frontend.acceptance import OperationDetails, Requester, insert_operation, new_operation
+from enginehouse.frontend.serving import fleet_rows
 from enginehouse.frontend.serving.counts import InFlight
+from enginehouse.frontend.serving.fleet_rows import FleetRows
 from enginehouse.store import db, load_infos, models, nodes, operations, replicas, reservations
+from enginehouse.store.checksums import ServingChecksums
 from enginehouse.store.db import Connection
+from enginehouse.store.replicas import UsedReplica
 
 BY = Requester(author="someone")
 GIB = 1024**3
@@ -280,6 +284,15 @@ async def test_what_a_replica_took_is_learned(world: World) -> None:
     assert (told.needs_bytes, told.needs_from) == (7 * GIB, "measured")
 
 
+async def test_what_a_replica_takes_more_later_is_learned(world: World) -> None:
+    await resting(world)
+    one = await home_of(world)
+    took = msgspec.structs.replace(running(one.nonce), memory_bytes=7 * GIB, revision=MODEL.revision)
+    await world.report(one.node_id, backends=(ENGINE,), replicas=(took,), sequence=6)
+    await world.reconciler.step()
+    assert (await info_of(world)).memory_bytes == 7 * GIB
+
+
 async def test_requests_that_wait_on_another_frontend_are_a_reason_for_a_replica(world: World, time: Time) -> None:
     await ready(world, "first", "second")
     await schedule(world, min_replicas=1, max_replicas=2)
@@ -354,15 +367,15 @@ async def test_a_pass_with_nothing_to_do_reads_no_rows_until_there_is_a_reason(
     world: World, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = 0
-    real = nodes.every
+    real = fleet_rows.read
 
-    def counted(connection: Connection) -> list[Node]:
+    def counted(connection: Connection, before: FleetRows | None, now: float) -> tuple[FleetRows, ServingChecksums]:
         nonlocal reads
         reads += 1
-        return real(connection)
+        return real(connection, before, now)
 
     async def looks() -> bool:
-        """Whether a pass reads the nodes."""
+        """Whether a pass reads rows."""
         nonlocal reads
         reads = 0
         await world.reconciler.step()
@@ -376,7 +389,7 @@ async def test_a_pass_with_nothing_to_do_reads_no_rows_until_there_is_a_reason(
     first, second = await ready(world, "first", "second")
     await schedule(world, min_replicas=1, max_replicas=2)
     await world.reconciler.step()
-    monkeypatch.setattr(nodes, "every", counted)
+    monkeypatch.setattr(fleet_rows, "read", counted)
     await settle()
     assert not await looks()
     await world.labels.merge(first, {"zone": "a"})
@@ -395,3 +408,344 @@ async def test_a_pass_with_nothing_to_do_reads_no_rows_until_there_is_a_reason(
         await world.reports.heartbeat(node_id, node_api.HeartbeatRequest())
     assert await looks(), "one has not been used for long"
     assert len(await world.store.transaction(replicas.leaving)) == 1
+
+
+# After one change ---------------------------------------------------------------------------------
+
+
+OTHERS = 6  # models that rest while the one changes
+
+
+async def resting(world: World) -> list[NodeId]:
+    """Three nodes with a replica of `tiny` on two of them, other models with one each, and nothing to do."""
+    ids = await ready(world, "first", "second", "third")
+    await schedule(world, min_replicas=2, max_replicas=3)
+    await world.reconciler.step()
+    await loaded(world)
+
+    def fill(connection: Connection) -> None:
+        now = db.now(connection)
+        for number in range(OTHERS):
+            model = msgspec.structs.replace(MODEL, name=f"other-{number}")
+            models.insert(connection, model, now)
+            some = replica_of(model, ids[number % 3], f"o{number}")
+            replicas.put(connection, some, now)
+            load_infos.change(connection, model.name, partial(with_kept, node_id=NodeId("")))
+
+    await world.store.transaction(fill)
+    for node_id in ids:
+        await world.report(node_id, **await shown_on(world, node_id), sequence=5)
+    for _ in range(4):
+        await world.reconciler.step()
+    assert await nothing_is_read(world)
+    return ids
+
+
+def replica_of(model: Model, node_id: NodeId, nonce: str, slot: int = 0) -> Replica:
+    return Replica(
+        node_id=node_id,
+        model=model.name,
+        slot=slot,
+        revision=model.revision,
+        address=f"h:{nonce}",
+        nonce=nonce,
+        backend="engine",
+    )
+
+
+async def shown_on(world: World, node_id: NodeId) -> dict[str, object]:
+    """A report with every process that there is to be."""
+    here = await world.store.transaction(lambda c: replicas.on_node(c, node_id))
+    shown = tuple(
+        RunningReplica(
+            model_id=one.model, replica_index=one.slot, address=one.address, nonce=one.nonce, revision=one.revision
+        )
+        for one, _ in here
+    )
+    return {"backends": (ENGINE,), "models": (HeldModel("tiny", ("ab",)),), "replicas": shown}
+
+
+async def nothing_is_read(world: World) -> bool:
+    quiet = world.reconciler._quiet
+    await world.reconciler.step()
+    return quiet is not None and world.reconciler._quiet is quiet
+
+
+async def home_of(world: World) -> Replica:
+    return (await world.store.transaction(lambda c: replicas.of_model(c, "tiny")))[0]
+
+
+async def node_goes(world: World) -> None:
+    gone = await home_of(world)
+
+    def work(connection: Connection) -> None:
+        replicas.remove_all_on(connection, gone.node_id)
+        nodes.remove(connection, gone.node_id)
+
+    await world.store.transaction(work)
+
+
+async def node_is_offline(world: World) -> None:
+    await world.set_health((await home_of(world)).node_id, "offline")
+
+
+async def node_waits_for_approval_again(world: World) -> None:
+    node_id = (await home_of(world)).node_id
+    await world.store.transaction(lambda c: nodes.set_pending(c, node_id, "its key is another", db.now(c)))
+
+
+async def node_is_drained(world: World) -> None:
+    name = (await world.nodes.get((await home_of(world)).node_id))[0].name
+    await world.operations.request_drain(name, BY)
+
+
+async def replica_is_gone(world: World) -> None:
+    gone = await home_of(world)
+    await world.store.transaction(lambda c: replicas.remove(c, gone.node_id, gone.model, gone.slot))
+
+
+async def replica_is_of_another_revision(world: World) -> None:
+    old = msgspec.structs.replace(await home_of(world), revision="older", nonce="another")
+    await world.store.transaction(lambda c: replicas.put(c, old, db.now(c)))
+
+
+async def more_are_wanted(world: World) -> None:
+    await schedule(world, min_replicas=3, max_replicas=3)
+
+
+async def it_is_spread(world: World) -> None:
+    await schedule(world, spread_all=True)
+
+
+async def one_is_kept_on_the_third(world: World) -> None:
+    here = {one.node_id for one in await world.store.transaction(lambda c: replicas.of_model(c, "tiny"))}
+    (free,) = {node.id for node in (await world.nodes.every())[0]} - here
+    await world.store.transaction(lambda c: load_infos.change(c, "tiny", partial(with_kept, node_id=free)))
+
+
+async def model_is_edited(world: World) -> None:
+    edited = msgspec.structs.replace(MODEL, config={"memory": 5})
+    await world.store.transaction(lambda c: models.replace(c, edited))
+
+
+async def engine_is_upgraded(world: World) -> None:
+    one = await home_of(world)
+    report = await shown_on(world, one.node_id)
+    old = [msgspec.structs.replace(each, outdated=each.nonce == one.nonce) for each in report["replicas"]]  # type: ignore[attr-defined]
+    await world.report(one.node_id, **{**report, "replicas": tuple(old)}, sequence=6)
+
+
+LOADS: dict[str, Callable[[World], Awaitable[None]]] = {
+    "its node is gone": node_goes,
+    "its node is offline": node_is_offline,
+    "its node waits for approval": node_waits_for_approval_again,
+    "its node is drained": node_is_drained,
+    "a replica is gone": replica_is_gone,
+    "a replica is of another revision": replica_is_of_another_revision,
+    "more are wanted": more_are_wanted,
+    "it is spread": it_is_spread,
+    "one is kept on a node": one_is_kept_on_the_third,
+    "the model is edited": model_is_edited,
+    "its engine is upgraded": engine_is_upgraded,
+}
+
+
+@pytest.mark.parametrize("change", LOADS.values(), ids=LOADS)
+async def test_one_change_begins_a_load_and_the_models_that_it_does_not_touch_are_not_planned(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: Callable[[World], Awaitable[None]]
+) -> None:
+    await resting(world)
+    await change(world)
+    read: list[str] = []
+    real = replicas.of_models_with_use
+
+    def noted(connection: Connection, names: Iterable[str]) -> dict[str, list[UsedReplica]]:
+        read.extend(names := list(names))
+        return real(connection, names)
+
+    monkeypatch.setattr(replicas, "of_models_with_use", noted)
+    await world.reconciler.step()
+    begun = [one for one in await loads(world) if one.name == "tiny"]
+    assert len(begun) == 1
+    assert "tiny" in read
+    # What ran on the same node is looked at, too.
+    assert len(read) <= 1 + OTHERS // 3
+
+
+async def test_a_replica_that_was_put_again_is_not_believed_to_be_the_one_before(world: World) -> None:
+    """Removed and put again between two passes, by another frontend, and later gone."""
+    await resting(world)
+    one = await home_of(world)
+    for _ in range(2):
+        await replica_is_gone(world)
+        await world.store.transaction(lambda c: replicas.put(c, one, db.now(c)))
+    await world.reconciler.step()
+    assert await loads(world) == []
+    await world.store.transaction(lambda c: replicas.remove(c, one.node_id, one.model, one.slot))
+    await world.reconciler.step()
+    assert len(await loads(world)) == 1
+
+
+async def test_a_node_that_leaves_and_joins_again_is_another_one(world: World) -> None:
+    first, second = await ready(world, "first", "second")
+    await schedule(world, min_replicas=2)
+    await world.reconciler.step()
+    assert len(await loaded(world)) == 2
+    for _ in range(4):
+        await world.reconciler.step()
+    assert await nothing_is_read(world)
+
+    def leave(connection: Connection) -> None:
+        replicas.remove_all_on(connection, second)
+        nodes.remove(connection, second)
+
+    await world.store.transaction(leave)
+    await world.reconciler.step()
+    assert await loaded(world) == [(first, 0)]
+    assert (await info_of(world)).failures == 1, "there is no place for it"
+    (again,) = await ready(world, "second")
+    await world.reconciler.step()
+    assert sorted(await loaded(world)) == sorted([(first, 0), (again, 0)]), "tried again at once"
+
+
+async def test_a_replica_that_is_about_to_stop_does_not_count(world: World) -> None:
+    await resting(world)
+    one = await home_of(world)
+    stop = StopReplica(model="tiny", slot=one.slot)
+
+    def work(connection: Connection) -> None:
+        replicas.set_leaving(connection, one.node_id, "tiny", one.slot, True)
+        operation = new_operation(connection, "unload", "tiny", "someone", OperationDetails(targets=(one.node_id,)))
+        insert_operation(connection, operation, [(one.node_id, stop)])
+
+    await world.store.transaction(work)
+    await world.reconciler.step()
+    assert len([each for each in await loads(world) if each.name == "tiny"]) == 1
+
+
+async def test_a_stop_that_is_not_under_way_is_taken_back(world: World) -> None:
+    await resting(world)
+    one = await home_of(world)
+    await world.store.transaction(lambda c: replicas.set_leaving(c, one.node_id, "tiny", one.slot, True))
+    await world.reconciler.step()
+    assert await world.store.transaction(replicas.leaving) == []
+    assert await loads(world) == []
+
+
+async def test_labels_decide_again_after_a_pass_with_nothing_to_do(world: World) -> None:
+    first, second, third = await ready(world, "first", "second", "third")
+    await world.labels.merge("first", {"zone": "attic"})
+    await schedule(world, spread_all=True, node_selector={"zone": "attic"})
+    await world.reconciler.step()
+    assert await loaded(world) == [(first, 0)]
+    for _ in range(4):
+        await world.reconciler.step()
+    assert await nothing_is_read(world)
+    await world.labels.merge("third", {"zone": "attic"})
+    await world.reconciler.step()
+    assert [one.targets for one in await loads(world)] == [(third,)]
+    await loaded(world)
+    for _ in range(4):
+        await world.reconciler.step()
+    assert await nothing_is_read(world)
+    await world.labels.remove("first", "zone")
+    await world.reconciler.step()
+    assert [one.node_id for one in await world.store.transaction(replicas.leaving)] == [first]
+    assert second not in {one.node_id for one in await world.store.transaction(replicas.every)}
+
+
+async def test_fewer_are_wanted_after_a_pass_with_nothing_to_do(world: World) -> None:
+    await resting(world)
+    await schedule(world, min_replicas=1, max_replicas=1)
+    await world.reconciler.step()
+    assert len(await world.store.transaction(replicas.leaving)) == 1
+
+
+async def test_time_alone_wakes_a_model_that_rests(world: World, time: Time) -> None:
+    """Idle to zero, though other models and another frontend keep passes going all the time."""
+    ids = await ready(world, "first", "second")
+    await world.schedules.put(ScheduleRequest(model_name="tiny", min_replicas=1))
+    await world.reconciler.step()
+    await loaded(world)
+    await schedule(world, max_replicas=1, idle_seconds=20.0)
+    for number in range(5):
+        await world.labels.merge(ids[1], {"round": str(number)})
+        await world.reconciler.step()
+        assert await world.store.transaction(replicas.leaving) == []
+        time.passed += 4.5
+        for node_id in ids:
+            await world.reports.heartbeat(node_id, node_api.HeartbeatRequest())
+    await world.labels.merge(ids[1], {"round": "last"})
+    await world.reconciler.step()
+    assert len(await world.store.transaction(replicas.leaving)) == 1
+
+
+async def test_the_end_of_a_pause_wakes_a_model_that_rests(world: World, time: Time) -> None:
+    """The memory that was missing was reserved by another load, whose reservation has ended by itself."""
+    (first,) = await ready(world, "first")
+    await world.reports.heartbeat(first, node_api.HeartbeatRequest(available_ram=6 * GIB))
+    model = msgspec.structs.replace(MODEL, config={"memory": 4 * GIB})
+    await world.store.transaction(lambda c: models.add(c, model, 1.0))
+    held = Reservation(operation_id="o", node_id=first, model="big", slot=0, memory_bytes=4 * GIB)
+    await world.store.transaction(lambda c: reservations.put(c, held, db.now(c), db.now(c) + 10.0))
+    await schedule(world, min_replicas=1)
+    await world.reconciler.step()
+    for _ in range(3):
+        await world.loader.step()
+        await world.reconciler.step()
+    assert "4.0 GiB reserved for big" in (await world.schedules.explain("tiny")).nodes[0].reason
+    for load in await loads(world):
+        await world.store.transaction(partial(operations.end_steering, operation_id=load.id))
+    retry_at = await world.now() + 15.0
+    await world.store.transaction(
+        lambda c: load_infos.change(c, "tiny", lambda known: msgspec.structs.replace(known, retry_at=retry_at))
+    )
+    for number in range(4):
+        # Other models change all the time.
+        other = msgspec.structs.replace(MODEL, name=f"other-{number}")
+        await world.store.transaction(partial(models.insert, model=other, now=1.0))
+        await world.reconciler.step()
+        assert await loads(world) == []
+    time.passed += 16.0
+    await world.reports.heartbeat(first, node_api.HeartbeatRequest())
+    other = msgspec.structs.replace(MODEL, name="other")
+    await world.store.transaction(partial(models.insert, model=other, now=1.0))
+    await world.reconciler.step()
+    assert len(await loads(world)) == 1
+    assert await loaded(world) == [(first, 0)]
+
+
+async def test_what_heartbeats_say_of_a_machine_counts_after_a_minute(world: World, time: Time) -> None:
+    """Its graphics card is in no checksum."""
+    ids = await ready(world, "first", "second")
+    await schedule(world, spread_all=True, node_selector={"gpu.vendor": "nvidia"})
+    for _ in range(3):
+        await world.reconciler.step()
+    assert await loads(world) == []
+    await world.reports.heartbeat(ids[0], node_api.HeartbeatRequest(gpu_vendor="nvidia"))
+    for _ in range(13):
+        time.passed += 5.0
+        for node_id in ids:
+            await world.reports.heartbeat(node_id, node_api.HeartbeatRequest())
+        await world.labels.merge(ids[1], {"at": str(time.passed)})
+        await world.reconciler.step()
+    assert [one.targets for one in await loads(world)] == [(ids[0],)]
+
+
+async def test_two_frontends_take_turns_and_believe_nothing_that_the_other_has_changed(
+    world: World, time: Time
+) -> None:
+    await resting(world)
+    other = World(world.store, time, owner="other")
+    await other.start()
+    for number in range(4):
+        here, there = (world, other) if number % 2 else (other, world)
+        await here.reconciler.step()
+        await replica_is_gone(there)
+        await there.reconciler.step()
+        await here.reconciler.step()
+        assert len(await loads(world)) == 1
+        assert len(await loaded(there, Outcome(address="h:1", nonce=f"again-{number}"))) == 2 + OTHERS
+        for _ in range(2):
+            await there.reconciler.step()
+        assert await loads(world) == []

@@ -35,7 +35,8 @@ async def settle(world: ServingWorld) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         wrong = _unsettled(world) or unmet(world)
-        if not wrong and world.loop.time() - world.ledger.last_change > QUIET_SECONDS:
+        is_quiet = world.loop.time() - world.ledger.last_change > QUIET_SECONDS
+        if not wrong and is_quiet and world.is_unused():  # requests are a reason to grow while they are counted
             return
         if world.loop.time() > limit:
             guarantee, what = wrong[0] if wrong else ("flapping", "something still changes")

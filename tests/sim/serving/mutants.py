@@ -34,7 +34,8 @@ from enginehouse.core.routing import Route
 from enginehouse.frontend.delivery import reports
 from enginehouse.frontend.fleet import nodes as fleet_nodes
 from enginehouse.frontend.operations import request as requests
-from enginehouse.frontend.serving import loader, matches, reconciler, rooms, route_rows
+from enginehouse.frontend.serving import fleet_rows, loader, matches, reconciler, rooms, route_rows
+from enginehouse.frontend.serving.fleet_rows import FleetRows, RowChanges
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.reconciler import Reconciler
 from enginehouse.frontend.serving.router import Router
@@ -280,6 +281,27 @@ def _nothing_is_ever_to_do_again() -> list[Patch]:
     return [(Reconciler, "_is_quiet", lambda self, seen, now: self._quiet is not None)]
 
 
+def _rows_are_kept_for_ever() -> list[Patch]:
+    kept = (fleet_rows, "_same_or_read", lambda known, seen, read: read() if known is None else known)
+    return [kept, *_never_all_again()]
+
+
+def _never_all_again() -> list[Patch]:
+    """Everything is read again from time to time, which would make good for it before the calm ends."""
+    return [(Reconciler, "_still_known", lambda self, now: self._known)]
+
+
+def _changes_wake_nobody() -> list[Patch]:
+    """Rows are read again, and the models that depend on them rest."""
+    real = fleet_rows.changes
+
+    def changes(connection: Connection, before: FleetRows | None, after: FleetRows) -> RowChanges:
+        found = real(connection, before, after)
+        return found if before is None else msgspec.structs.replace(found, models=set())
+
+    return [(fleet_rows, "changes", changes), *_never_all_again()]
+
+
 def _loads_are_not_kept() -> list[Patch]:
     return [(loader, "_keep", lambda connection, model, only, author: None)]
 
@@ -489,6 +511,18 @@ SERVING_MUTANTS = (
         name="after a pass with nothing to do nobody looks",
         guarantees=("wanted", "G20"),
         make=_nothing_is_ever_to_do_again,
+        script=_no_longer_labelled,
+    ),
+    ServingMutant(
+        name="rows that were read are kept for ever",
+        guarantees=("wanted", "G20"),
+        make=_rows_are_kept_for_ever,
+        script=_no_longer_labelled,
+    ),
+    ServingMutant(
+        name="a model rests whatever changes",
+        guarantees=("wanted", "G20"),
+        make=_changes_wake_nobody,
         script=_no_longer_labelled,
     ),
     ServingMutant(name="a load is not kept", guarantees=("wanted",), make=_loads_are_not_kept, script=_load),

@@ -59,8 +59,8 @@ def stays_above_the_least(fact: ModelFact, node_id: str, *, is_eviction: bool) -
         here = [one for one in stays if one.node_id == node_id]
         return f"the only {fact.name} of a node was stopped, which is to be everywhere" if matches and not here else ""
     node = next((one for one in fact.nodes if one.id == node_id), None)
-    if node is not None and not fact.is_selected(node):
-        return ""  # it does not belong there, whatever is left
+    if node is not None and not (fact.is_selected(node) and node.is_serving):
+        return ""  # it does not belong there, or answers nobody: nothing is lost
     least = fact.least if is_eviction else min(fact.most, fact.schedule.most or fact.most)
     if len(stays) >= least:
         return ""

@@ -180,6 +180,11 @@ class ServingWorld(World):
         """Whether each of these may be counted as busy."""
         return sum(not self.uses_lately(one) for one in nonces) <= self._choosing.get(model, 0)
 
+    def is_unused(self) -> bool:
+        """Whether no engine may be counted as busy any more."""
+        soon = self.loop.time() - COUNTED_SECONDS
+        return not any(self.uses_of(one) for one in self._uses) and all(at <= soon for at in self._used_at.values())
+
     def note_use(self, nonce: str) -> None:
         self._used_at[nonce] = self.loop.time()
 

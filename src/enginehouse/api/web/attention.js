@@ -4,7 +4,8 @@ import { isEnded } from "./state.js";
 import * as words from "./words.js";
 
 const ARRIVING_SECONDS = 60;
-export const FULL_DISK = 0.05; // of the disk that is free
+const FULL_DISK = 0.05; // of the disk that is free
+const LEAST_DISK_BYTES = 512 * 1024 ** 2; // below this an install soon fails, however small the disk is
 
 /** `{key, kind, colour, text, link?, action?: {label, name, …}}` per matter. */
 export function attention(state, now) {
@@ -19,7 +20,7 @@ export function attention(state, now) {
       continue;
     }
     const free = figure(state, node, "available_disk");
-    if (node.total_disk && free !== null && free < FULL_DISK * node.total_disk && node.health !== "offline") {
+    if (node.total_disk && free !== null && free < littleDisk(node) && node.health !== "offline") {
       found.push({
         key: `disk ${node.id}`,
         kind: "disk",
@@ -55,6 +56,14 @@ export function attention(state, now) {
         link: `#/nodes/${encodeURIComponent(node.name)}`,
         text: `${node.name} sends heartbeats, but commands do not reach it. Check that it reaches the port of NATS.`,
       });
+    } else if (node.health === "unhealthy") {
+      found.push({
+        key: `late ${node.id}`,
+        kind: "late",
+        colour: "warn",
+        link: `#/nodes/${encodeURIComponent(node.name)}`,
+        text: `${node.name} is unhealthy: its heartbeats come late. Check its load and its network.`,
+      });
     }
   }
   for (const operation of state.operations.values()) {
@@ -89,10 +98,13 @@ export function attention(state, now) {
     text: node.waits_for ? `${node.name} asks to join again: ${node.waits_for}` : `${node.name} asks to join`,
     action: { name: "approve", label: "Approve" },
   }));
-  const order = { replica: 0, disk: 1, failed: 2, unplaced: 3, degraded: 4, away: 5 };
+  const order = { replica: 0, disk: 1, failed: 2, unplaced: 3, degraded: 4, late: 5, away: 6 };
   found.sort((a, b) => order[a.kind] - order[b.kind] || (a.key < b.key ? -1 : 1));
   return [...joins, ...found];
 }
+
+/** Below how many free bytes a disk needs a person. */
+const littleDisk = (node) => Math.max(LEAST_DISK_BYTES, FULL_DISK * node.total_disk);
 
 /** The wanted models that are not where they should be: "placed: …", or "loaded: …" where a load failed. */
 function unplacedModels(state) {

@@ -175,7 +175,8 @@ def copy(name: str, new_name: str) -> None:
     """Copy the model NAME to NEW_NAME; the files are shared."""
     body = {"name": check_model_name(new_name)}
     answer = connect().request("POST", f"/api/models/{segment(check_model_name(name))}/copy", body)
-    emit(answer, f"{name} was copied to {new_name}")
+    is_same = _read(answer).was_there
+    emit(answer, f"= {new_name} is already a copy of {name}" if is_same else f"{name} was copied to {new_name}")
 
 
 @command("export", examples=("enginehouse models export tiny-chat > tiny-chat.yaml",))

@@ -141,9 +141,22 @@ def approve(nodes: tuple[str, ...], fingerprint: str, no_wait: bool) -> None:
     if len(wanted) > 1:
         before(frontend, wanted)
     body = {"fingerprint": fingerprint} if fingerprint else None
-    answers, refused = for_each(wanted, lambda node: frontend.post(f"/api/nodes/{segment(node)}/approve", body))
+
+    def change(node: str) -> tuple[object, bool]:
+        """The node, and whether it is approved by this."""
+        try:
+            return frontend.post(f"/api/nodes/{segment(node)}/approve", body), True
+        except Conflict as error:
+            if error.code != "already_approved":
+                raise
+            return frontend.get(f"/api/nodes/{segment(node)}"), False
+
+    answers, refused = for_each(wanted, change)
     deadline = time.monotonic() + (0.0 if no_wait else JOIN_SECONDS)
-    approved = [_wait_for(frontend, answer, deadline, no_wait=no_wait) for answer in answers]
+    approved = [
+        _wait_for(frontend, answer, deadline, no_wait=no_wait) if is_new else _unchanged(answer)
+        for answer, is_new in answers
+    ]
     emit_answers(approved, is_list=len(nodes) > 1)
     raise_refused(refused)
 
@@ -165,6 +178,12 @@ def _with_key(frontend: FrontendApi, node: str, fingerprint: str) -> str:
             code="fingerprint_mismatch",
         )
     return found[0].id if found else node
+
+
+def _unchanged(answer: object) -> object:
+    if not wants_json():
+        output.say(f"= {read(answer, NodeView).name} is already approved")
+    return answer
 
 
 def _wait_for(frontend: FrontendApi, answer: object, deadline: float, *, no_wait: bool) -> object:

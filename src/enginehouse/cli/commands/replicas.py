@@ -61,7 +61,7 @@ def list_replicas(model: str | None, node: str | None, selectors: tuple[str, ...
             one.revision[:_SHOWN_REVISION] + (" outdated" if one.outdated else ""),
             str(one.in_flight),
             output.age(one.age_seconds),
-            "never" if one.unused_seconds is None else f"{output.age(one.unused_seconds)} ago",
+            _last_use(one),
             output.size(one.memory_bytes or 0),
         )
         for one in found
@@ -71,6 +71,12 @@ def list_replicas(model: str | None, node: str | None, selectors: tuple[str, ...
     for one in found:
         if one.outdated:
             output.remark(f"{one.model}#{one.slot} on {one.node_name} is to be replaced: {one.outdated}")
+
+
+def _last_use(replica: ListedReplica) -> str:
+    if replica.unused_seconds is not None:
+        return f"{output.age(replica.unused_seconds)} ago"
+    return "unknown" if replica.use_unknown else "never"
 
 
 entry.add_command(list_replicas)

@@ -7,6 +7,7 @@ context, so that no command has to list them. Nothing heavy is imported here, be
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -151,6 +152,16 @@ def _refuse_repeated(order: Sequence[click.Parameter], ctx: click.Context) -> No
         seen.add(one.name)
 
 
+def _refuse_bare_name(
+    used: click.Command, options: Mapping[str, object], left: Sequence[str], ctx: click.Context
+) -> None:
+    """Say how a name is given, where a word is left over and the command takes a name by its flag."""
+    takes_words = any(isinstance(one, click.Argument) for one in used.params)
+    takes_name = not takes_words and any("--name" in one.opts for one in used.params)
+    if len(left) == 1 and takes_name and "name" not in options and not ctx.resilient_parsing:
+        raise click.UsageError(f"a name is given with --name: {ctx.command_path} --name {shlex.quote(left[0])}", ctx)
+
+
 def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
     with formatter.section("Examples"):
         for example in examples:
@@ -177,6 +188,7 @@ class _WithExamples(click.Command):
         def parse_once(args: list[str]) -> Any:
             parsed = parse(args)
             _refuse_repeated(parsed[2], ctx)
+            _refuse_bare_name(self, parsed[0], parsed[1], ctx)
             return parsed
 
         parser.parse_args = parse_once

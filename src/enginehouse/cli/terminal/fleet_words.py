@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from enginehouse.cli.terminal.fleet_state import FleetState
+from enginehouse.core.finding import LEAST_DISK_BYTES, LITTLE_DISK
 from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import DRAINING, NODE_AWAY
 from enginehouse.core.progress import format_bytes
@@ -21,8 +22,8 @@ from enginehouse.core.views import NodeView, OperationView
 UNKNOWN = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 ARRIVING_SECONDS = 60.0
-NEARLY_FULL = 0.05  # free, of a disk
 _NODES = {"healthy": "●", "unhealthy": "◔", "offline": "◌"}
+_LATE = "{} is unhealthy: its heartbeats come late. Check its load and its network."
 _UNREACHED = "{} sends heartbeats, but commands do not reach it. Check that it reaches the port of NATS."
 
 Kind = Literal["server", "node", "operation", "model", "backend"]
@@ -115,7 +116,7 @@ def link(state: FleetState, at: float) -> str:
 
 def needs(state: FleetState, at: float) -> list[Need]:
     """What needs a person, most urgent first: nodes that ask to join, models that do not stay up, full disks, failures,
-    models without a place, nodes that commands do not reach, nodes that are away.
+    models without a place, nodes that commands do not reach or that are slow, nodes that are away.
     """
     nodes = sorted(state.nodes.rows.values(), key=lambda node: node.name)
     approved = [node for node in nodes if node.approved]
@@ -147,6 +148,11 @@ def needs(state: FleetState, at: float) -> list[Need]:
             Need("node", node.id, _UNREACHED.format(node.name), "Enter", "enginehouse doctor")
             for node in approved
             if node.degraded
+        ),
+        *(
+            Need("node", node.id, _LATE.format(node.name), "Enter", f"enginehouse logs worker --node {node.name}")
+            for node in approved
+            if node.health == "unhealthy" and not node.degraded
         ),
         *(
             _away(node, state, at)
@@ -273,7 +279,8 @@ def _unplaced(state: FleetState) -> dict[str, str]:
 def _is_nearly_full(node: NodeView, state: FleetState) -> bool:
     free = state.figures(node).available_disk
     is_heard = node.health != "offline"
-    return is_heard and node.total_disk > 0 and free is not None and free < NEARLY_FULL * node.total_disk
+    little = max(LEAST_DISK_BYTES, LITTLE_DISK * node.total_disk)
+    return is_heard and node.total_disk > 0 and free is not None and free < little
 
 
 def _full(node: NodeView, state: FleetState) -> Need:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from enginehouse.core.artifact import Layer
 from enginehouse.core.errors import Upstream
 from enginehouse.fetch.http.answers import failure
-from enginehouse.fetch.http.client import OutboundResponse
+
+if TYPE_CHECKING:
+    from enginehouse.fetch.http.connections import OutboundResponse
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 

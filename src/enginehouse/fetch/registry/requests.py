@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from enginehouse.core.errors import Hopeless, NotFound, TooLarge, Upstream, can_heal
 from enginehouse.core.reference import ImageReference
 from enginehouse.fetch.http.addresses import ParsedRules, Rules
 from enginehouse.fetch.http.answers import Document, failure
-from enginehouse.fetch.http.client import Client, OutboundRequest, OutboundResponse
+from enginehouse.fetch.http.client import Client, OutboundRequest
 from enginehouse.fetch.http.retries import RetryPolicy
 from enginehouse.fetch.registry.auth import RegistryAuthorization, refused
 from enginehouse.fetch.registry.credentials import Credentials
+
+if TYPE_CHECKING:
+    from enginehouse.fetch.http.connections import OutboundResponse
 
 
 class Registries:

@@ -316,4 +316,5 @@ def _applied(connection: Connection, changes: Sequence[tuple[Intent, Change]]) -
 
 
 def _shown(report: Report) -> tuple[object, ...]:
-    return (report.backends, report.models, report.replicas, report.failed, report.boot_id, report.version)
+    processes = (report.replicas, report.failed, report.restarting)
+    return (report.backends, report.models, *processes, report.boot_id, report.version)

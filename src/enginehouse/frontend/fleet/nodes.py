@@ -356,7 +356,7 @@ class Nodes:
             node, now = find_node(connection, name_or_id, pending=True), db.now(connection)
             check_fingerprint(node, fingerprint)
             if node.approved:
-                raise Conflict(f"cannot approve {node.name}: it is approved already", code="conflict")
+                raise Conflict(f"cannot approve {node.name}: it is approved already", code="already_approved")
             nodes.set_approved(connection, node.id, now)
             return msgspec.structs.replace(node, approved=True, waits_for=""), now
 

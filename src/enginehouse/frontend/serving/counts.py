@@ -7,6 +7,7 @@ so nothing can leak. A frontend that is not heard for a few seconds counts as ha
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -92,6 +93,10 @@ class SharedCounts:
         now = self._clock.monotonic()
         ages = [now - at + told.disturbed[model] for at, told in self._heard.copy().values() if model in told.disturbed]
         return min(ages, default=None)
+
+    def pressing(self) -> set[str]:
+        disturbed = (told.disturbed for _, told in self._heard.copy().values())
+        return {*(model for model, count in self._queued.items() if count), *itertools.chain(*disturbed)}
 
     def occupancy(self) -> Occupancy:
         """The requests of all frontends that are under way, for showing."""

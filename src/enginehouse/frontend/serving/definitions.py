@@ -169,8 +169,8 @@ class Definitions:
                 raise model_not_found(name)
             config = {**model.config, "name": new_name} if model.config else {}
             draft = Draft(model=replace(model, name=new_name, config=config))
-            self._insert(connection, [draft])
-            return defined(draft)
+            there = self._insert(connection, [draft])
+            return replace(defined(draft), was_there=new_name in there)
 
         copied = await self._store.transaction(work)
         self._wake()
@@ -207,11 +207,12 @@ class Definitions:
             await self._board.operations_changed([operation_id])
         return defined(drafts[0]), operation_id or OperationId("")
 
-    def _insert(self, connection: Connection, drafts: Sequence[Draft]) -> None:
-        """Insert every model, then look whether aliases name models that there are."""
-        _insert_all(connection, drafts)
+    def _insert(self, connection: Connection, drafts: Sequence[Draft]) -> set[str]:
+        """Insert every model, then look whether aliases name models that there are. Returns what was there already."""
+        there = _insert_all(connection, drafts)
         for model in (draft.model for draft in drafts if draft.model.alias):
             self._check_alias(connection, model)
+        return there
 
     def _check_alias(self, connection: Connection, model: Model) -> None:
         target = models.get(connection, model.alias) or self._galleries.model(model.alias)
@@ -244,9 +245,9 @@ def _check_kind(known: Model, changes: Mapping[str, Any]) -> None:
         )
 
 
-def _insert_all(connection: Connection, drafts: Sequence[Draft]) -> None:
-    """Insert every model. One that is there already with the same definition is left as it is."""
-    now = db.now(connection)
+def _insert_all(connection: Connection, drafts: Sequence[Draft]) -> set[str]:
+    """Insert every model. One that is there already with the same definition is left as it is, and returned."""
+    now, there = db.now(connection), set[str]()
     for draft in drafts:
         if models.add(connection, draft.model, now):
             continue
@@ -258,6 +259,8 @@ def _insert_all(connection: Connection, drafts: Sequence[Draft]) -> None:
                 code="conflict",
                 param="name",
             )
+        there.add(known.name)
+    return there
 
 
 def _is_same(known: Model, wanted: Model) -> bool:

@@ -251,6 +251,7 @@ class Loader:
         model = models.get(connection, operation.name)
         if model is None:
             self._end(connection, operation, "model_not_found", f"cannot load {operation.name}: the model was removed")
+            _abandon(connection, operation, now)
             return True
         intents = operations.intents_of(connection, [operation.id])[operation.id]
         try:
@@ -403,6 +404,16 @@ def _leave(connection: Connection, left: Sequence[Intent], now: float) -> None:
             stop = StopReplica(model=action.model.name, slot=action.slot)
             insert_operation(connection, stopping, [(intent.node_id, stop)])
         elif all(one.kind == "load" for one in operations.of_intents(connection, [intent.id])):
+            operations.apply(connection, intent, change)
+            operations.note_ended(connection, [intent.id])
+
+
+def _abandon(connection: Connection, ended: Operation, now: float) -> None:
+    """Cancel the open steps of a load whose model was removed, unless another operation waits for them."""
+    change = Change(kind="cancel", now=now, reason="model_deleted", message=f"{ended.name} was removed")
+    for intent in operations.intents_of(connection, [ended.id])[ended.id]:
+        others = [one for one in operations.of_intents(connection, [intent.id]) if one.id != ended.id]
+        if intent.is_open and all(one.kind == "load" and not one.is_steered for one in others):
             operations.apply(connection, intent, change)
             operations.note_ended(connection, [intent.id])
 

@@ -6,15 +6,15 @@ counts come from the memory of this frontend and from what the others tell on th
 idle only if its row says that nobody used it for long.
 
 A pass that had nothing to do says until when there is nothing to do. Until then, passes compare checksums of
-the rows, look for requests that are a reason to grow, and read nothing else.
+the rows, look for requests that are a reason to grow, and read nothing else. The same is known of each model: a pass
+after a change reads the rows that differ (`fleet_rows`), and plans the models that depend on them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -22,11 +22,11 @@ from msgspec import Struct
 
 from enginehouse.core import action as actions
 from enginehouse.core.action import StopReplica
+from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.ids import NodeId, OperationId
-from enginehouse.core.model import Model
-from enginehouse.core.node import Node
+from enginehouse.core.model import Model, read_model
 from enginehouse.core.operation import ReplacedReplica
-from enginehouse.core.placement import NoRoom, explanation, labels_of, place
+from enginehouse.core.placement import NoRoom, explanation, place
 from enginehouse.core.reconcile import (
     RECONCILER,
     ModelFacts,
@@ -40,14 +40,16 @@ from enginehouse.core.reconcile import (
 from enginehouse.core.schedule import LoadInfo
 from enginehouse.frontend.acceptance import OperationDetails, insert_operation, new_operation
 from enginehouse.frontend.galleries import Galleries
+from enginehouse.frontend.serving import fleet_rows
 from enginehouse.frontend.serving.drains import steer_drains
+from enginehouse.frontend.serving.fleet_rows import FleetRows, KnownNode
 from enginehouse.frontend.serving.loader import Loader
 from enginehouse.frontend.serving.matches import Matches
-from enginehouse.frontend.serving.rooms import Fleet, needs_of, read_fleet, rooms_for
+from enginehouse.frontend.serving.preparing import forgive_after_changes, learn, take_back
+from enginehouse.frontend.serving.rooms import Fleet, needs_of, read_fleet, rooms_for, why_outdated
 from enginehouse.frontend.watching.board import Board
 from enginehouse.store import (
     checksums,
-    cluster_values,
     db,
     leases,
     load_infos,
@@ -67,7 +69,6 @@ STEP_SECONDS = 5.0  # without a reason to look earlier
 USES_SECONDS = 5.0  # between writes of when replicas were used
 # At the latest then everything is read again: heartbeats change how much memory a node has in all, in no checksum.
 LONGEST_QUIET_SECONDS = 60.0
-_FINGERPRINT = "fleet-fingerprint"
 
 
 class Traffic(Protocol):
@@ -84,6 +85,9 @@ class Traffic(Protocol):
 
     def disturbed_ago(self, model: str) -> float | None:
         """Seconds since a request could not go to the replica that has its prefix; None if it was long ago."""
+
+    def pressing(self) -> Collection[str]:
+        """The models of which one of the last two can be said."""
 
 
 class ReconcilerParts(Struct, frozen=True, kw_only=True):
@@ -107,17 +111,50 @@ class _Quiet(Struct, frozen=True, kw_only=True):
     growing: Mapping[str, Sequence[str]]  # the processes of models that requests may give another replica
 
 
+class _Rest(Struct, frozen=True):
+    """There was nothing to do for a model, and there is not while its rows are the same."""
+
+    until: float
+    growing: Sequence[str] | None = None  # its processes, if requests may give it another replica
+
+
+class _Known(Struct, frozen=True, kw_only=True):
+    """What a pass leaves to the next one."""
+
+    rows: FleetRows
+    matches: Matches
+    edition: object
+    rests: Mapping[str, _Rest]  # by model
+
+
 class _Passed(Struct, frozen=True, kw_only=True):
-    """What a pass began, or why the next one may be short."""
+    """What a pass began, and why the next one may be short."""
 
     begun: list[OperationId] = []
     quiet: _Quiet | None = None
+    known: _Known | None
+
+
+class _Given(Struct, frozen=True, kw_only=True):
+    """What one pass decides by."""
+
+    now: float
+    rows: FleetRows
+    matches: Matches
+    loading: Mapping[str, list[NodeId]]  # by model
+    steered: Collection[OperationId]  # the loads that this pass knows of
+    planned: Sequence[str]  # the models that do not rest
+    used: Mapping[str, Sequence[UsedReplica]]  # the replicas of these
+
+    def info_of(self, model: str) -> LoadInfo:
+        return self.rows.infos.rows.get(model, LoadInfo(model=model))
 
 
 class Reconciler:
     def __init__(self, parts: ReconcilerParts) -> None:
         self._parts = parts
         self._quiet: _Quiet | None = None
+        self._known: _Known | None = None
 
     async def uses_step(self) -> None:
         """Store when replicas were last used: off the path of requests, in one batch."""
@@ -129,24 +166,29 @@ class Reconciler:
                 lambda connection: replicas.note_uses(connection, dict.fromkeys(used, db.now(connection)))
             )
 
+    async def finish(self) -> None:
+        """Store the last uses when the frontend stops."""
+        try:
+            await self.uses_step()
+        except EnginehouseError as error:
+            log.warning("replicas.uses_lost error=%s", error)
+
     async def step(self) -> None:
         """One pass over the models that somebody wants, or that have more than one replica."""
         if self._parts.store.is_away:
             return  # woken when it is back
         if await self._parts.store.look(self._may_rest):
-            return  # a pass reads every node
+            return
         passed = await self._parts.store.transaction(self._pass)
-        self._quiet = passed.quiet
+        self._quiet, self._known = passed.quiet, passed.known
         if passed.begun:
             self._parts.wake()
             await self._parts.board.operations_changed(passed.begun)
 
     def _pass(self, connection: Connection) -> _Passed:
         parts, now = self._parts, db.now(connection)
-        # Before the rows: what is committed in between is noticed by the next pass.
-        seen = checksums.of_serving(connection)
         if not leases.acquire(connection, LEASE, parts.owner, now, now + parts.lease_seconds):
-            return _Passed()
+            return _Passed(known=self._known)
         # Released with the pass: whichever frontend learns of a change first acts on it.
         leases.release(connection, LEASE, parts.owner)
         # Before the replicas: a load that ends in between is then counted twice instead of not at all.
@@ -154,33 +196,94 @@ class Reconciler:
         steered = operations.steered(connection)
         for operation in steered:
             loading.setdefault(operation.name, []).append(operation.targets[0] if operation.targets else NodeId(""))
-        edition = parts.galleries.edition
-        every = nodes.every(connection)
-        _take_back(connection)
-        _forgive_after_changes(connection, every)
-        fleet = read_fleet(connection, every, now)
-        _learn(connection, fleet)
-        matches = Matches(fleet, parts.galleries, has_carrier=parts.has_carrier)
-        serving = nodes.serving(connection)
-        for name, node_ids in _restarting(fleet, serving).items():
+        edition, before = parts.galleries.edition, self._still_known(now)
+        known_rows = before.rows if before is not None else None
+        rows, seen = fleet_rows.read(connection, known_rows, now)
+        if seen.replicas.leaving:
+            take_back(connection)
+        if known_rows is None or rows.nodes is not known_rows.nodes:
+            rows = forgive_after_changes(connection, rows)
+        changed = fleet_rows.changes(connection, known_rows, rows)
+        for name, node_ids in rows.restarting().items():
             # What a worker is about to start again by itself is on its way, too.
             loading.setdefault(name, []).extend(node_ids)
+        drained = rows.drained()
+        emptied = replicas.models_on(connection, drained) if drained else set()
+        names, resting = rows.names(), self._resting(before, {*changed.models, *loading, *emptied}, now)
+        rests = {name: resting[name] for name in names & resting.keys()}
+        planned = sorted(names - rests.keys())
+        if before is not None and not changed.moved:
+            matches = before.matches
+        else:
+            matches = Matches(rows.in_order(), parts.galleries, has_carrier=parts.has_carrier)
+        used = replicas.of_models_with_use(connection, planned)
+        learn(connection, rows, {*changed.nodes, *(one.replica.node_id for some in used.values() for one in some)})
+        given = _Given(
+            now=now,
+            rows=rows,
+            matches=matches,
+            loading=loading,
+            steered={one.id for one in steered},
+            planned=planned,
+            used=used,
+        )
+        begun, facts = self._plan_all(connection, given, rests)
+        if emptied or (seen.steered and operations.steered(connection, kind="drain")):
+            begun += self._steer_drains(connection, given, facts)
+        known = _Known(rows=rows, matches=matches, edition=edition, rests=rests)
+        is_idle = not (begun or loading or seen.steered or seen.replicas.leaving) and names == rests.keys()
+        return _Passed(begun=begun, quiet=_quiet_after(known, seen, now) if is_idle else None, known=known)
+
+    def _still_known(self, now: float) -> _Known | None:
+        known = self._known
+        is_old = known is None or now >= known.rows.read_at + LONGEST_QUIET_SECONDS
+        return None if known is None or is_old or known.edition is not self._parts.galleries.edition else known
+
+    def _resting(self, before: _Known | None, disturbed: Collection[str], now: float) -> dict[str, _Rest]:
+        """The models for which there is nothing to do still."""
+        if before is None:
+            return {}
+        due = {name for name, rest in before.rests.items() if now >= rest.until}
+        awake = {*disturbed, *due, *self._may_grow(_growing(before.rests))}
+        return {name: rest for name, rest in before.rests.items() if name not in awake}
+
+    def _may_grow(self, growing: Mapping[str, Sequence[str]]) -> set[str]:
+        """Those of these models, with their processes, for which requests are a reason for another replica."""
+        traffic, pressing = self._parts.traffic, self._parts.traffic.pressing()
+        return {
+            model
+            for model, nonces in growing.items()
+            if model in pressing or all(traffic.in_flight_of(nonce) for nonce in nonces)
+        }
+
+    def _plan_all(
+        self, connection: Connection, given: _Given, rests: dict[str, _Rest]
+    ) -> tuple[list[OperationId], dict[str, ModelFacts]]:
+        """Plan the models that do not rest, and note which of them do from now on."""
         begun: list[OperationId] = []
         facts: dict[str, ModelFacts] = {}
-        is_idle = not seen.steered and not seen.replicas.leaving and not loading
-        names = sorted(_names(fleet))
-        known = models.named(connection, names)
-        for name in names:
-            model = known.get(name)
+        for name in given.planned:
+            definition = given.rows.definitions.rows.get(name)
+            model = read_model(definition) if definition is not None else None
             if model is None or not model.runs_here:
+                rests[name] = _Rest(math.inf)
                 continue
-            facts[name] = self._facts(fleet, model, serving, loading.get(name, []), matches)
+            facts[name] = self._facts(given, model)
             plan = plan_model(facts[name])
-            is_idle = is_idle and plan.is_empty
-            begun += self._carry_out(connection, fleet, model, plan, {operation.id for operation in steered})
-        begun += steer_drains(connection, fleet, lambda used: self._stays(connection, fleet, facts, used, matches))
-        quiet = _quiet_after(facts.values(), seen, now, edition) if is_idle and not begun else None
-        return _Passed(begun=begun, quiet=quiet)
+            rest = _rest_after(facts[name]) if plan.is_empty else None
+            if rest is not None:
+                rests[name] = rest
+            begun += self._carry_out(connection, given, model, plan)
+        return begun, facts
+
+    def _steer_drains(
+        self, connection: Connection, given: _Given, facts: Mapping[str, ModelFacts]
+    ) -> list[OperationId]:
+        # What is to be moved is placed by free memory and reservations as they are now. A node that was drained since
+        # is for the next pass: nothing was planned for it.
+        every = [given.rows.as_seen(node) for node in nodes.every(connection)]
+        fleet = read_fleet(connection, every, given.now)
+        return steer_drains(connection, fleet, lambda used: self._stays(connection, fleet, given, facts, used))
 
     def _may_rest(self, connection: Connection) -> bool:
         seen = checksums.of_serving(connection)
@@ -195,40 +298,40 @@ class Reconciler:
         return self._is_quiet(seen, now)
 
     def _is_quiet(self, seen: ServingChecksums, now: float) -> bool:
-        quiet, traffic = self._quiet, self._parts.traffic
+        quiet = self._quiet
         if quiet is None or quiet.checksums != seen or now >= quiet.until:
             return False
         if quiet.edition is not self._parts.galleries.edition:
             return False
-        return not any(
-            traffic.queued(model)
-            or traffic.disturbed_ago(model) is not None
-            or all(traffic.in_flight_of(nonce) for nonce in nonces)
-            for model, nonces in quiet.growing.items()
-        )
+        return not self._may_grow(quiet.growing)
 
     def _stays(
         self,
         connection: Connection,
         fleet: Fleet,
+        given: _Given,
         facts: Mapping[str, ModelFacts],
         used: UsedReplica,
-        matches: Matches,
     ) -> bool:
         """Whether a replica on a drained node waits for another one to take its place."""
-        known, replica = facts.get(used.replica.model), used.replica
+        replica = used.replica
+        if all(one.replica != replica for one in given.used.get(replica.model, ())):
+            return True  # it came since this pass read the rows
+        known = facts.get(replica.model)
         own = next((one for one in known.replicas if one.nonce == replica.nonce), None) if known is not None else None
         if known is None or own is None or not must_move(known, own):
             return False
         if known.loading or known.leaving:
             return True
         if known.now < known.info.retry_at:
-            log.warning("replica.not_moved model=%s node=%s reason=%r", replica.model, own.node_id, known.info.reason)
+            reason = load_infos.get(connection, replica.model).reason
+            log.warning("replica.not_moved model=%s node=%s reason=%r", replica.model, own.node_id, reason)
             return False
         model = models.get(connection, replica.model)
         if model is None:
             return False
-        needs = needs_of(fleet, model, matches.builds(model.backend), may_replace=False, replaces=_replaced(own))
+        builds = given.matches.builds(model.backend)
+        needs = needs_of(fleet, model, builds, may_replace=False, replaces=_replaced(own))
         found = place(needs, rooms_for(connection, fleet, model))
         if isinstance(found, NoRoom) and not found.is_temporary:
             log.warning(
@@ -237,49 +340,38 @@ class Reconciler:
             return False
         return True
 
-    def _facts(
-        self, fleet: Fleet, model: Model, serving: Mapping[NodeId, str], loading: list[NodeId], matches: Matches
-    ) -> ModelFacts:
-        schedule = fleet.schedules.get(model.name)
+    def _facts(self, given: _Given, model: Model) -> ModelFacts:
+        rows, name, traffic = given.rows, model.name, self._parts.traffic
+        schedule = rows.schedules.rows.get(name)
         selector = schedule.node_selector if schedule is not None else {}
-        revision = model.revision
+        here = given.used.get(name, ())
         return ModelFacts(
-            now=fleet.now,
-            info=fleet.infos.get(model.name, LoadInfo(model=model.name)),
+            now=given.now,
+            info=given.info_of(name),
             schedule=schedule,
             replicas=[
-                ServingReplica(
-                    node_id=used.replica.node_id,
-                    slot=used.replica.slot,
-                    created_at=used.created_at,
-                    last_used=used.last_used,
-                    in_flight=self._parts.traffic.in_flight_of(used.replica.nonce),
-                    nonce=used.replica.nonce,
-                    outdated=fleet.why_outdated(used.replica, revision),
-                    leaves_node=used.replica.node_id in fleet.drained,
-                )
-                for used in fleet.of_model(model.name)
-                if not used.leaving and used.replica.node_id in serving
+                _serving(used, rows.nodes.rows[used.replica.node_id], model, traffic.in_flight_of(used.replica.nonce))
+                for used in here
+                if not used.leaving and rows.serves(used.replica.node_id)
             ],
-            leaving=sum(used.leaving for used in fleet.of_model(model.name)),
-            loading=loading,
-            matching=matches.matching(selector, model.backend),
-            selected=matches.selected(selector),
-            queued=self._parts.traffic.queued(model.name),
-            disturbed_ago=self._parts.traffic.disturbed_ago(model.name),
+            leaving=sum(used.leaving for used in here),
+            loading=given.loading.get(name, []),
+            matching=given.matches.matching(selector, model.backend),
+            selected=given.matches.selected(selector),
+            queued=traffic.queued(name),
+            disturbed_ago=traffic.disturbed_ago(name),
         )
 
-    def _carry_out(
-        self, connection: Connection, fleet: Fleet, model: Model, plan: ModelPlan, steered: Collection[OperationId]
-    ) -> list[OperationId]:
-        """Store what the plan wants. `steered` are the loads that this pass knows of."""
-        info = fleet.infos.get(model.name, LoadInfo(model=model.name))
+    def _carry_out(self, connection: Connection, given: _Given, model: Model, plan: ModelPlan) -> list[OperationId]:
+        info = given.info_of(model.name)
         if plan.is_empty:
             return []
         if plan.loads or plan.replaced is not None:
             # The row stays locked until the load is stored.
             kept = load_infos.lock(connection, model.name).kept
-            if kept != info.kept or any(one.id not in steered for one in operations.steered(connection, model.name)):
+            if kept != info.kept or any(
+                one.id not in given.steered for one in operations.steered(connection, model.name)
+            ):
                 return []  # unloaded, deleted or loaded by somebody since this pass read the rows
         loader = self._parts.loader
         begun = [loader.begin_another(connection, model, node_id or None) for node_id in plan.loads]
@@ -296,7 +388,7 @@ class Reconciler:
             operation = new_operation(connection, "unload", model.name, RECONCILER, OperationDetails(targets=targets))
             begun.append(insert_operation(connection, operation, stops))
         if plan.is_scaled:
-            load_infos.change(connection, model.name, lambda known: msgspec.structs.replace(known, scaled_at=fleet.now))
+            load_infos.change(connection, model.name, lambda known: msgspec.structs.replace(known, scaled_at=given.now))
         log.info(
             "replicas.reconciled model=%s loads=%d stops=%d replaced=%d reason=%r",
             model.name,
@@ -312,81 +404,43 @@ def _replaced(one: ServingReplica) -> ReplacedReplica:
     return ReplacedReplica(node_id=one.node_id, slot=one.slot, nonce=one.nonce)
 
 
-def _quiet_after(facts: Collection[ModelFacts], seen: ServingChecksums, now: float, edition: object) -> _Quiet | None:
+def _serving(used: UsedReplica, known: KnownNode, model: Model, in_flight: int) -> ServingReplica:
+    replica, node = used.replica, known.node
+    return ServingReplica(
+        node_id=node.id,
+        slot=replica.slot,
+        created_at=used.created_at,
+        last_used=used.last_used,
+        in_flight=in_flight,
+        nonce=replica.nonce,
+        outdated=why_outdated(
+            replica, model.revision, is_drained=node.drained, is_replaced=replica.nonce in known.outdated
+        ),
+        leaves_node=node.drained,
+    )
+
+
+def _rest_after(facts: ModelFacts) -> _Rest | None:
+    """After an empty plan; None if the next one may not be empty although the rows are the same."""
+    until = quiet_until(facts)
+    if until <= facts.now or facts.loading or facts.leaving:
+        return None
+    return _Rest(until, [one.nonce for one in facts.replicas] if can_grow(facts) else None)
+
+
+def _quiet_after(known: _Known, seen: ServingChecksums, now: float) -> _Quiet | None:
     """After a pass that had nothing to do; None if the next one may have."""
-    until = min((quiet_until(one) for one in facts), default=now + LONGEST_QUIET_SECONDS)
+    until = min((one.until for one in known.rests.values()), default=math.inf)
+    until = min(until, known.rows.read_at + LONGEST_QUIET_SECONDS)
     if until <= now:
         return None
-    growing = {one.info.model: [replica.nonce for replica in one.replicas] for one in facts if can_grow(one)}
-    return _Quiet(checksums=seen, until=min(until, now + LONGEST_QUIET_SECONDS), edition=edition, growing=growing)
+    return _Quiet(checksums=seen, until=until, edition=known.edition, growing=_growing(known.rests))
 
 
-def _restarting(fleet: Fleet, serving: Mapping[NodeId, str]) -> dict[str, list[NodeId]]:
-    """Per model, the nodes whose workers are about to start an engine of it again."""
-    found: dict[str, list[NodeId]] = {}
-    for node in fleet.nodes:
-        if node.id in serving:
-            for key in node.report.restarting:
-                found.setdefault(key.rpartition("#")[0], []).append(node.id)
-    return found
-
-
-def _names(fleet: Fleet) -> set[str]:
-    """The models to look at: those that are loaded or wanted."""
-    loaded = {used.replica.model for used in fleet.replicas}
-    return {*fleet.schedules, *(name for name, info in fleet.infos.items() if info.kept), *loaded}
+def _growing(rests: Mapping[str, _Rest]) -> dict[str, Sequence[str]]:
+    return {name: one.growing for name, one in rests.items() if one.growing is not None}
 
 
 def _has_rows(seen: ServingChecksums) -> bool:
     """Whether there is anything to reconcile besides drains: something that runs, is wanted or was wanted."""
-    return bool(seen.replicas.count or seen.schedules[0] or seen.infos[0])
-
-
-def _take_back(connection: Connection) -> None:
-    """Let replicas serve again whose stop ended without stopping them."""
-    for replica in replicas.leaving(connection):
-        subject = f"replica:{replica.model}#{replica.slot}"
-        if subject not in {one.subject for one in operations.open_on(connection, replica.node_id)}:
-            replicas.set_leaving(connection, replica.node_id, replica.model, replica.slot, False)
-
-
-def _forgive_after_changes(connection: Connection, every: list[Node]) -> None:
-    """When nodes joined, left or changed, or became free, whatever did not fit is tried again at once."""
-    facts = [
-        (
-            node.id,
-            node.approved,
-            node.health == "healthy",
-            node.drained,
-            sorted(labels_of(node).items()),
-            node.max_replicas_per_model,
-            node.capability,
-            node.capacity.total_ram,
-            node.capacity.total_vram,
-        )
-        for node in sorted(every, key=lambda node: node.id)
-    ]
-    replicas_held = sum(len(node.report.replicas) for node in every)
-    fingerprint = hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]
-    before, _, held = cluster_values.get(connection, _FINGERPRINT).partition(" ")
-    if f"{before} {held}" == f"{fingerprint} {replicas_held}":
-        return
-    cluster_values.put(connection, _FINGERPRINT, f"{fingerprint} {replicas_held}")
-    if before and (before != fingerprint or (held.isdecimal() and replicas_held < int(held))):
-        load_infos.forgive(connection)
-
-
-def _learn(connection: Connection, fleet: Fleet) -> None:
-    """Remember what replicas really took: the next placement uses it."""
-    most: dict[str, int] = {}
-    for node in fleet.nodes:
-        for one in node.report.replicas:
-            info = fleet.infos.get(one.model_id)
-            if info is not None and one.revision == info.revision and one.memory_bytes > info.memory_bytes:
-                most[one.model_id] = max(most.get(one.model_id, 0), one.memory_bytes)
-    for model, memory_bytes in sorted(most.items()):
-        load_infos.change(connection, model, partial(_with_memory, memory_bytes=memory_bytes))
-
-
-def _with_memory(known: LoadInfo, *, memory_bytes: int) -> LoadInfo:
-    return msgspec.structs.replace(known, memory_bytes=memory_bytes)
+    return bool(seen.replicas.count or seen.schedules[0] or seen.infos)

@@ -44,16 +44,24 @@ class Fleet(Struct, frozen=True, kw_only=True):
         return self.by_model.get(model, ())
 
     def why_outdated(self, replica: Replica, revision: str) -> str:
-        """Why a replica is to be replaced by another one; "" if it is not."""
-        if replica.node_id in self.drained:
-            return "its node is drained"
-        if replica.revision != revision:
-            return "the model was changed"
-        return "its backend was upgraded" if replica.nonce and replica.nonce in self.replaced else ""
+        return why_outdated(
+            replica, revision, is_drained=replica.node_id in self.drained, is_replaced=replica.nonce in self.replaced
+        )
 
     def measured(self, model: Model) -> int:
         found = self.infos.get(model.name)
         return found.memory_bytes if found is not None and found.revision == model.revision else 0
+
+
+def why_outdated(replica: Replica, revision: str, *, is_drained: bool, is_replaced: bool) -> str:
+    """Why a replica is to be replaced by another one; "" if it is not. `is_replaced`: its worker shows its process as
+    one of a backend that was replaced.
+    """
+    if is_drained:
+        return "its node is drained"
+    if replica.revision != revision:
+        return "the model was changed"
+    return "its backend was upgraded" if replica.nonce and is_replaced else ""
 
 
 def read_fleet(connection: Connection, every: Sequence[Node], now: float) -> Fleet:

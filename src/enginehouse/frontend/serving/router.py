@@ -54,6 +54,9 @@ class OtherCounts(Protocol):
     def disturbed_ago(self, model: str) -> float | None:
         """Seconds since one of their requests could not go to the replica that has its prefix."""
 
+    def pressing(self) -> set[str]:
+        """The models of which one of the last two can be said."""
+
 
 class NoCounts:
     def of(self, nonce: str) -> int:
@@ -67,6 +70,9 @@ class NoCounts:
 
     def disturbed_ago(self, model: str) -> float | None:
         return None
+
+    def pressing(self) -> set[str]:
+        return set()
 
 
 NO_COUNTS = NoCounts()
@@ -268,6 +274,10 @@ class Router:
         used, self._used = self._used | set(self.counts()), set()
         return used
 
+    def was_used(self, nonce: str) -> bool:
+        """Whether a process got a request since the last `used_since`, or has one now."""
+        return nonce in self._used or nonce in self.counts()
+
     def in_flight_of(self, nonce: str) -> int:
         own = self.counts().get(nonce, 0) if self._in_flight else 0
         return own + self._elsewhere.of(nonce)
@@ -280,6 +290,10 @@ class Router:
         """Seconds since a request last could not go to the replica that has its prefix, on any frontend."""
         ages = (self.prefixes.disturbed().get(model), self._elsewhere.disturbed_ago(model))
         return min((age for age in ages if age is not None), default=None)
+
+    def pressing(self) -> set[str]:
+        """The models with such requests, or for which `disturbed_ago` knows a time: few, of however many there are."""
+        return {*self.queues.lengths(), *self.prefixes.disturbed(), *self._elsewhere.pressing()}
 
     def waiting(self) -> dict[str, int]:
         """Requests that wait here for a load, by model."""

@@ -21,7 +21,8 @@ from enginehouse.core.peer import FilePeer
 from enginehouse.fetch.files import Described
 from enginehouse.fetch.http.addresses import Rules
 from enginehouse.fetch.http.bodies import body, range_header
-from enginehouse.fetch.http.client import Client, OutboundRequest, OutboundResponse
+from enginehouse.fetch.http.client import Client, OutboundRequest
+from enginehouse.fetch.http.connections import OutboundResponse
 from enginehouse.fetch.oci.local import LocalBlob
 
 log = logging.getLogger(__name__)
