@@ -92,6 +92,46 @@ async def test_a_step_that_takes_long_is_followed_by_a_rest_however_often_it_is_
     assert time.perf_counter() - began >= took * steps + rests * took * (steps - 1)
 
 
+async def test_a_loop_rests_while_there_is_nothing_to_do_unless_it_is_woken() -> None:
+    asked, steps = 0, 0
+    is_enough, has_stepped = asyncio.Event(), asyncio.Event()
+
+    def is_idle() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            is_enough.set()
+        return True
+
+    async def step() -> None:
+        nonlocal steps
+        steps += 1
+        has_stepped.set()
+
+    loop = Loop("idle", step, 0.01)
+    loop.rest_while(is_idle)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        running = group.create_task(loop.run())
+        await is_enough.wait()
+        assert steps == 1
+        has_stepped.clear()
+        loop.wake()
+        await has_stepped.wait()
+        running.cancel()
+
+
+async def test_a_step_that_failed_is_repeated_though_there_seems_to_be_nothing_to_do() -> None:
+    failing = Failing("upstream_error")
+    loop = Loop("idle", failing.step, 0.01)
+    loop.rest_while(lambda: True)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        running = group.create_task(loop.run())
+        await failing.failed.wait()
+        failing.is_mended = True
+        await failing.done.wait()
+        running.cancel()
+
+
 async def test_two_steps_are_so_far_apart_however_often_the_loop_is_woken() -> None:
     spacing, steps = 0.05, 4
     begun: list[float] = []

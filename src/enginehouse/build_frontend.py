@@ -58,6 +58,7 @@ from enginehouse.build_outside import Outside, address_rules, make_outside, stor
 from enginehouse.build_serving import (
     ModelRows,
     make_loader,
+    make_metrics,
     make_model_rows,
     make_pulse,
     make_reconciler,
@@ -105,6 +106,7 @@ from enginehouse.frontend.operations.request import Requests
 from enginehouse.frontend.operations.targets import Targets
 from enginehouse.frontend.operations.upgrades import CHECK_SECONDS, FIRST_SECONDS, Upgrades
 from enginehouse.frontend.operations.versions import Versions
+from enginehouse.frontend.quiet_loops import GLANCE_SECONDS, QuietLoops, QuietParts
 from enginehouse.frontend.readiness import unready_reasons
 from enginehouse.frontend.serving.counts import TELL_SECONDS, SharedCounts
 from enginehouse.frontend.serving.loader import Loader
@@ -120,7 +122,6 @@ from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, HINTED_SECONDS
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.hints import HINT_SECONDS, ChangeHints
 from enginehouse.frontend.watching.pulse import PULSE_SECONDS, Pulse
-from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.frontend.watching.summaries import Summaries
 from enginehouse.frontend.watching.traffic import TrafficCounts
 from enginehouse.frontend.watching.views import SilenceLimits
@@ -346,7 +347,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
         reports=reports,
         dispatcher=dispatcher,
         galleries=outside.galleries,
-        metrics=_metrics(outside, router, loader, collector, carrier),
+        metrics=make_metrics(outside, router, loader, collector, carrier),
         violation_log=outside.violation_log,
         bus_credentials=BusCredentials(store, outside.bus_issuer, wall=time.time),
         worker_tokens=tokens,
@@ -386,21 +387,26 @@ def _silence_limits(settings: FrontendSettings) -> SilenceLimits:
     )
 
 
-def _metrics(
-    outside: Outside, router: Router, loader: Loader, collector: Collector, carrier: Carrier | None
-) -> Metrics:
-    violations = [collector.violations, *([outside.violation_log.counts] if outside.violation_log is not None else [])]
-    metrics = Metrics(Statistics(outside.store), router, violations)
-    if carrier is not None:
-        metrics.staged = carrier.sent_bytes
-    loader.on_ended(metrics.load_ended)
-    return metrics
+def make_quiet_loops(frontend: Frontend) -> QuietLoops:
+    return QuietLoops(
+        QuietParts(
+            store=frontend.store,
+            board=frontend.board,
+            keys=frontend.keys,
+            router=frontend.router,
+            reconciler=frontend.reconciler,
+            poller=frontend.poller,
+            bus_credentials=frontend.bus_credentials,
+            carrier=frontend.carrier,
+        )
+    )
 
 
 def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop]:
-    every = settings.reconcile_seconds
+    every, quiet = settings.reconcile_seconds, make_quiet_loops(frontend)
     calm = partial(Loop, first_seconds=CALM_SECONDS, is_housekeeping=True)
     loops = [
+        Loop("glance", quiet.step, GLANCE_SECONDS),
         # Also bounds the delay of waiting intents: a due one is sent at most this late.
         Loop("dispatch", frontend.dispatcher.step, min(1.0, every)),
         Loop("renew", frontend.dispatcher.renew_step, settings.lease_seconds / 6),
@@ -434,8 +440,8 @@ def make_loops(settings: FrontendSettings, frontend: Frontend) -> dict[str, Loop
     if frontend.carrier is not None:
         loops.append(Loop("carry", frontend.carrier.step, every))
     if frontend.violation_log is not None:
-        count = partial(asyncio.to_thread, frontend.violation_log.count_new)
-        loops.append(calm("violations", count, LOOK_SECONDS))
+        loops.append(calm("violations", partial(asyncio.to_thread, frontend.violation_log.count_new), LOOK_SECONDS))
+    quiet.hold(loops)
     return {loop.name: loop for loop in loops}
 
 

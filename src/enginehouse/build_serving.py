@@ -10,9 +10,12 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from enginehouse.api.metrics import Metrics
 from enginehouse.build_outside import Outside
 from enginehouse.core.prefix import Thresholds
 from enginehouse.fetch.galleries.model_index import BaseDocuments
+from enginehouse.frontend.delivery.collector import Collector
+from enginehouse.frontend.localai.carrier import Carrier
 from enginehouse.frontend.localai.worker_tokens import WorkerTokens
 from enginehouse.frontend.serving.catalogue import ModelCatalogue
 from enginehouse.frontend.serving.counts import SharedCounts
@@ -31,6 +34,7 @@ from enginehouse.frontend.serving.uploads import Uploads
 from enginehouse.frontend.watching.board import Board
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.pulse import Pulse
+from enginehouse.frontend.watching.statistics import Statistics
 from enginehouse.frontend.watching.traffic import TrafficCounts
 from enginehouse.loop import Wakes
 from enginehouse.settings.programs import FrontendSettings
@@ -147,3 +151,14 @@ def make_model_rows(outside: Outside, board: Board, loader: Loader, wakes: Wakes
         )
     )
     return ModelRows(definitions=definitions, installs=installs, catalogue=catalogue, uploads=uploads)
+
+
+def make_metrics(
+    outside: Outside, router: Router, loader: Loader, collector: Collector, carrier: Carrier | None
+) -> Metrics:
+    violations = [collector.violations, *([outside.violation_log.counts] if outside.violation_log is not None else [])]
+    metrics = Metrics(Statistics(outside.store), router, violations)
+    if carrier is not None:
+        metrics.staged = carrier.sent_bytes
+    loader.on_ended(metrics.load_ended)
+    return metrics

@@ -22,6 +22,10 @@ STUCK_FAILURES = 3  # in a row
 _LOGGED_ELSEWHERE = frozenset({"store_unavailable", "bus_unavailable"})
 
 
+def _never() -> bool:
+    return False
+
+
 class Loop:
     """Repeats `step` until cancelled. `wake` starts the next step at once; wakes during a step cause one more."""
 
@@ -48,7 +52,14 @@ class Loop:
         self._first_seconds = first_seconds
         self._rests = rests
         self._spacing_seconds = spacing_seconds
+        self._is_idle: Callable[[], bool] = _never
         self._woken = asyncio.Event()
+
+    def rest_while(self, is_idle: Callable[[], bool]) -> None:
+        """Leave out the steps that nobody woke the loop for while `is_idle` says that they would find nothing to do. A
+        step that failed is always repeated.
+        """
+        self._is_idle = is_idle
 
     @property
     def is_stuck(self) -> bool:
@@ -92,11 +103,15 @@ class Loop:
                 if rest > 0:
                     await asyncio.sleep(rest)
                     pause -= rest
-            try:
-                async with asyncio.timeout(pause):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
+            while not await self._is_woken_within(pause) and not self.failures and self._is_idle():
+                pause = self._interval_seconds
+
+    async def _is_woken_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._woken.wait()
+        except TimeoutError:
+            return False
 
 
 class Signal:

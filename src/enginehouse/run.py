@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SWITCH_SECONDS = 0.001  # Python's own is five times that, for each thread that is busy
-COLLECT_AFTER = 50_000  # objects; a frontend with a thousand open streams holds about as many
+# New objects between two collections of the young ones, which are so long a pause for everything; and how many of these
+# come before one of those that have stayed, such as the rows of operations under way.
+COLLECT_AFTER, YOUNG_COLLECTIONS = 5_000, 200
 
 
 def up(settings: UpSettings, welcome: Callable[[Welcome], None], origins: Origins, *, new_keys: bool = False) -> int:
@@ -50,9 +52,9 @@ def frontend(settings: FrontendSettings) -> int:
         from enginehouse import build_frontend
 
     # What the imports made lives as long as the program, so the garbage collector need not look at it. Requests make
-    # few cycles: collecting seldom saves a twentieth of a warm request, and the pauses of whole collections.
+    # few cycles: collecting seldom what has stayed saves a twentieth of a warm request, and long pauses.
     gc.freeze()
-    gc.set_threshold(COLLECT_AFTER, 20, 20)
+    gc.set_threshold(COLLECT_AFTER, YOUNG_COLLECTIONS, 20)
     # A thread that decodes the rows of a long list gives way sooner to requests and to transactions.
     sys.setswitchinterval(SWITCH_SECONDS)
     return _run(build_frontend.run(settings), settings, "frontend")

@@ -163,7 +163,7 @@ class World:
             freshen=use_last_reports,
             localai=localai,
         )
-        made = make_frontend(settings, outside, self.wakes)
+        made = self.frontend = make_frontend(settings, outside, self.wakes)
         self.events, self.board, self.galleries = made.events, made.board, made.galleries
         self.traffic, self.pulse = made.traffic, made.pulse
         self.nodes, self.keys = made.nodes, made.keys

@@ -21,7 +21,7 @@ from tests.sim.registry import HOST
 from tests.sim.store import SimStore
 from tests.sim.trace import Violation
 
-from enginehouse.build_frontend import Frontend, make_frontend
+from enginehouse.build_frontend import Frontend, make_frontend, make_quiet_loops
 from enginehouse.build_outside import Outside
 from enginehouse.core import node_api
 from enginehouse.core.errors import EnginehouseError, Unavailable
@@ -31,6 +31,7 @@ from enginehouse.core.model import Model, ModelFile
 from enginehouse.frontend.delivery.collector import LATE_SECONDS
 from enginehouse.frontend.galleries import Galleries
 from enginehouse.frontend.operations.targets import use_last_reports
+from enginehouse.frontend.quiet_loops import GLANCE_SECONDS
 from enginehouse.frontend.watching.board import CATCH_UP_SECONDS, HINTED_SECONDS, PUBLISH_SECONDS
 from enginehouse.frontend.watching.hints import HINT_SECONDS
 from enginehouse.frontend.watching.views import SilenceLimits
@@ -173,6 +174,9 @@ class SimFrontend:
             if not loop.name.startswith("poll") or world.options.old_nodes:  # nobody else is ever asked
                 loops[loop.name] = loop
         loops |= {loop.name: loop for loop in self._more_loops(made)}
+        quiet = make_quiet_loops(made)
+        quiet.hold(loops.values())
+        loops["glance"] = Loop("glance", self._where_anything_happens(quiet.step), GLANCE_SECONDS)
         return made, loops
 
     def _set(self, settings: FrontendSettings) -> FrontendSettings:
@@ -197,6 +201,15 @@ class SimFrontend:
         async def look() -> None:
             if self._world.checks.steered:
                 await step()
+
+        return look
+
+    def _where_anything_happens(self, step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """The same step, left out while no intent is open and no row has changed since it last ended well."""
+        checks, only_news = self._world.checks, self._only_news(step)
+
+        async def look() -> None:
+            await (step() if checks.open_count else only_news())
 
         return look
 

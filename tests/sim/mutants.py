@@ -19,6 +19,7 @@ from sqlalchemy import select
 from tests.sim.lapses import LAPSES, QUICK, delete_at_once, request
 from tests.sim.mutation import Mutant, Patch
 from tests.sim.options import SimRequest
+from tests.sim.resting import RESTING
 from tests.sim.unchanged import UNCHANGED
 
 from enginehouse.core import intent, report
@@ -225,4 +226,5 @@ MUTANTS = (
     Mutant("a frontend tells only what it did itself", ("G9",), _nothing_is_caught_up, BAD_BUS),
     *LAPSES,
     *UNCHANGED,
+    *RESTING,
 )

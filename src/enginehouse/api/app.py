@@ -29,6 +29,7 @@ from enginehouse.api.late_route import LateRoute
 from enginehouse.api.metrics import Metrics
 from enginehouse.api.requests import ABORT
 from enginehouse.api.routes import ApiRoute
+from enginehouse.api.turns import Turns
 from enginehouse.core.errors import (
     Denied,
     EnginehouseError,
@@ -43,6 +44,9 @@ from enginehouse.frontend.fleet.audit import AuditLedger
 from enginehouse.frontend.fleet.tokens import Keys
 
 log = logging.getLogger(__name__)
+
+TURNS_AT_ONCE = 8  # requests of machines that begin before others are looked for: two or three milliseconds
+_OF_MACHINES = "/api/node/"
 
 
 class RouteEndpoint:
@@ -172,10 +176,13 @@ class Application:
         self.routes = framework.routes
         self.endpoints = endpoints
         self._by_path = {path: endpoint for path, endpoint in endpoints.values()}
+        self._turns = Turns(TURNS_AT_ONCE)
         self._framework: Any = ProxyHeadersMiddleware(framework, trusted_hosts=_TRUSTED)  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._by_path.get(scope["path"]) if scope.get("method") == "POST" else None
+        if endpoint is None and scope["path"].startswith(_OF_MACHINES):
+            await self._turns.take()
         await (endpoint or self._framework)(scope, receive, send)
 
 

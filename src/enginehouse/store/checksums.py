@@ -10,7 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import BigInteger, Column, ColumnElement, Integer, Numeric, Row, Select, cast, func, literal, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    FromClause,
+    Integer,
+    Numeric,
+    Row,
+    Select,
+    Subquery,
+    cast,
+    func,
+    literal,
+    select,
+    true,
+)
 
 from enginehouse.store.db import Connection
 from enginehouse.store.schema import load_infos, models, nodes, operations, replicas, schedules
@@ -37,8 +52,8 @@ class ServingChecksums(Struct, frozen=True, kw_only=True):
     nodes: tuple[int, int]
     replicas: ReplicaChecksum
     schedules: tuple[int, int]
-    models: int
-    infos: int
+    models: int  # 0 if there are none
+    infos: int  # 0 if there are none
     steered: int  # loads and drains under way
 
 
@@ -60,18 +75,38 @@ _OF_INFOS = (
     *(load_infos.c.scaled_at, load_infos.c.failures, load_infos.c.retry_at),
 )
 
+_OF_TOKENS = (nodes.c.id, nodes.c.name, nodes.c.token_hash, nodes.c.previous_token_hash)
+
 
 def _hash_of(columns: tuple[Column[Any], ...]) -> ColumnElement[Any]:
     text = func.concat_ws(literal("\n"), *columns)
     return cast(func.hashtextextended(text, 0), Numeric)
 
 
-_KINDS = {"models": (_OF_MODELS, models.c.name), "infos": (_OF_INFOS, load_infos.c.model)}
+_KINDS: dict[str, tuple[tuple[Column[Any], ...], Column[Any]]] = {
+    "models": (_OF_MODELS, models.c.name),
+    "infos": (_OF_INFOS, load_infos.c.model),
+    "tokens": (_OF_TOKENS, nodes.c.id),
+}
 _HASHES = {kind: select(func.coalesce(func.sum(_hash_of(columns)), 0)) for kind, (columns, _) in _KINDS.items()}
 _HASHED_ROWS: dict[str, Select[Any]] = {
     kind: select(*columns, _hash_of(columns).label("hash")) for kind, (columns, _) in _KINDS.items()
 }
 _ROWS: dict[str, Select[Any]] = {kind: select(*columns).order_by(name) for kind, (columns, name) in _KINDS.items()}
+
+
+def _together(*rows: Subquery) -> Select[Any]:
+    """One row of all these rows. One statement: a round trip costs more than such a sum."""
+    joined: FromClause = rows[0]
+    for row in rows[1:]:
+        joined = joined.join(row, true())
+    return select(*(column for row in rows for column in row.c)).select_from(joined)
+
+
+_SERVING = _together(
+    *(_NODES.subquery(), _REPLICAS.subquery(), _SCHEDULES.subquery()),
+    *(_HASHES["models"].subquery(), _HASHES["infos"].subquery(), _STEERED.subquery()),
+)
 
 
 def of_nodes(connection: Connection) -> tuple[int, int]:
@@ -123,11 +158,26 @@ def _with_contents(connection: Connection, kind: str) -> tuple[list[Row[Any]], i
     found: list[Row[Any]] = [*connection.execute((_HASHED_ROWS if is_hashed else _ROWS)[kind]).all()]
     if is_hashed:
         return found, sum(int(row.hash) for row in found)
-    return found, hash(tuple(tuple(row) for row in found))
+    return found, hash(tuple(tuple(row) for row in found)) if found else 0
 
 
 def of_serving(connection: Connection) -> ServingChecksums:
-    return _of_serving(connection, of_replicas(connection))
+    if connection.dialect.name != "postgresql":
+        return _of_serving(connection, of_replicas(connection))
+    found = [int(value) for value in connection.execute(_SERVING).one()]
+    return ServingChecksums(
+        nodes=(found[0], found[1]),
+        replicas=ReplicaChecksum(found[2], found[3], found[4]),
+        schedules=(found[5], found[6]),
+        models=found[7],
+        infos=found[8],
+        steered=found[9],
+    )
+
+
+def of_node_tokens(connection: Connection) -> int:
+    """Of the tokens of all nodes: their rows have no time for changes of these."""
+    return _contents(connection, "tokens")
 
 
 def of_serving_by_model(connection: Connection) -> tuple[ServingChecksums, dict[str, ReplicaChecksum]]:

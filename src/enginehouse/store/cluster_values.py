@@ -6,7 +6,7 @@ read the value of the first.
 
 from __future__ import annotations
 
-from sqlalchemy import String, bindparam, cast, select, update
+from sqlalchemy import Select, String, bindparam, cast, select, update
 from sqlalchemy.types import Integer
 
 from enginehouse.store.db import Connection
@@ -20,6 +20,11 @@ _COUNT = (
     .where(cluster_values.c.name == bindparam("named"))
     .values(value=cast(cast(cluster_values.c.value, Integer) + 1, String))
 )
+
+
+def value_of(name: str) -> Select[tuple[str]]:
+    """The query for a value, for statements that ask for more."""
+    return select(cluster_values.c.value).where(cluster_values.c.name == name)
 
 
 def get(connection: Connection, name: str) -> str:

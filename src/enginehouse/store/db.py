@@ -335,10 +335,11 @@ def now(connection: Connection) -> float:
     return float(value)
 
 
-_NOW = {
-    "sqlite": "select store_now()",
-    "postgresql": "select extract(epoch from clock_timestamp())",
+CLOCK = {
+    "sqlite": "store_now()",
+    "postgresql": "extract(epoch from clock_timestamp())",
 }
+_NOW = {dialect: f"select {clock}" for dialect, clock in CLOCK.items()}
 
 
 def _sqlstate(error: BaseException) -> str:

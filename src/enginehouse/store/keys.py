@@ -43,12 +43,13 @@ class TokenRow(Struct, frozen=True):
 
 
 _COUNTED = "token-changes"
+CHANGES = cluster_values.value_of(_COUNTED)
 _MODELS = msgspec.json.Decoder(tuple[str, ...])
 
 
 def changes(connection: Connection) -> str:
     """A value that changes whenever a token is created or revoked, or a node is removed."""
-    return cluster_values.get(connection, _COUNTED)
+    return str(connection.execute(CHANGES).scalar_one_or_none() or "")
 
 
 def note_change(connection: Connection) -> None:

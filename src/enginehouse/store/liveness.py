@@ -6,11 +6,12 @@ here reads or writes a report. The first versions had columns for them in `nodes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Update, bindparam, case, exists, func, or_, select, text, update
+from sqlalchemy import ColumnElement, ScalarSelect, Update, bindparam, case, exists, func, or_, select, text, update
 
 from enginehouse.core.capacity import Capacity
 from enginehouse.core.ids import NodeId
@@ -20,6 +21,7 @@ from enginehouse.core.report import Report, ReportStamp
 from enginehouse.store.db import Connection
 from enginehouse.store.rows import insert_unless_there, select_among, text_of
 from enginehouse.store.schema import intents, node_liveness, nodes, replicas
+from enginehouse.store.timed import one_with_now, timed
 
 # A replica's row is dated before its transaction is committed. One that became visible after the last look is newer
 # than that look less this time, which is longer than a transaction may take.
@@ -301,6 +303,38 @@ _HEARD_SINCE = (
     .limit(1)
 )
 _COUNT_APPROVED = select(func.count()).select_from(nodes).where(nodes.c.approved.is_(True))
+
+
+class Hearing(Struct, frozen=True, kw_only=True):
+    """How well the approved nodes are heard, at the store's time `now`."""
+
+    now: float
+    oldest_healthy: float  # when the healthy node was heard that is silent for longest
+    oldest_unhealthy: float
+    is_any_bus_away: bool
+
+
+def _oldest(health: Health) -> ScalarSelect[float]:
+    query = select(func.min(_heard_at)).select_from(_OF_NODE)
+    return query.where(nodes.c.approved.is_(True), nodes.c.health == health).scalar_subquery()
+
+
+_HEARING = timed(
+    _oldest("healthy").label("healthy"),
+    _oldest("unhealthy").label("unhealthy"),
+    exists().where(nodes.c.approved.is_(True), nodes.c.bus_away.is_(True)).label("is_away"),
+)
+
+
+def hearing(connection: Connection) -> Hearing:
+    """Whether it may be worth a look who is silent, in one statement."""
+    row, now = one_with_now(connection, _HEARING)
+    return Hearing(
+        now=now,
+        oldest_healthy=math.inf if row.healthy is None else row.healthy,
+        oldest_unhealthy=math.inf if row.unhealthy is None else row.unhealthy,
+        is_any_bus_away=bool(row.is_away),
+    )
 
 
 def silent(connection: Connection, unhealthy_if: float, offline_if: float) -> list[SilentNode]:

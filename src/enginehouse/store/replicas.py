@@ -24,7 +24,6 @@ _EVERY = select(replicas).order_by(replicas.c.model, replicas.c.node_id, replica
 _OF_MODEL = _EVERY.where(replicas.c.model == bindparam("of"))
 _OF_MODELS = _EVERY.where(replicas.c.model.in_(bindparam("ids", expanding=True)))
 _MODELS_ON = select(replicas.c.model).where(replicas.c.node_id.in_(bindparam("ids", expanding=True))).distinct()
-_ANY = select(replicas.c.model).limit(1)
 _ADD = replicas.insert()
 _SERVING = _EVERY.where(replicas.c.leaving.is_(False))
 _LEAVING = _EVERY.where(replicas.c.leaving.is_(True))
@@ -129,10 +128,6 @@ def ready_since(connection: Connection, model: str, since: float) -> set[str]:
 
 def every(connection: Connection) -> list[Replica]:
     return [_replica(row) for row in connection.execute(_EVERY)]
-
-
-def is_any(connection: Connection) -> bool:
-    return connection.execute(_ANY).one_or_none() is not None
 
 
 def serving(connection: Connection) -> list[Replica]:

@@ -105,15 +105,24 @@ class BusCredentials:
         """Send the whole list again with the next step, because the server may be a new one."""
         self._is_told = False
 
+    def has_told(self) -> bool:
+        """Whether the server has the list of revocations as it was at the last step, and nothing is to be pruned."""
+        return (self._revoke is None or self._is_told) and self._is_pruned(self._wall())
+
+    def _is_pruned(self, now: float) -> bool:
+        return 0 <= now - self._pruned_at < PRUNE_SECONDS
+
     async def step(self) -> None:
         """Send the revocations to the server if they changed."""
         now = self._wall()
-        if not 0 <= now - self._pruned_at < PRUNE_SECONDS:
+        if not self._is_pruned(now):
             await self._store.transaction(lambda connection: bus_credentials.prune(connection, now))
             self._pruned_at = now
+        if self._revoke is None:
+            return
         found = await self._store.look(lambda connection: bus_credentials.revoked(connection, now))
         revoked = {user: int(ends_at) + 1 for user, ends_at in found.items()}
-        if self._revoke is None or (self._is_told and revoked == self._told):
+        if self._is_told and revoked == self._told:
             return
         if revoked or self._told:
             await self._revoke(revoked)

@@ -47,7 +47,7 @@ from enginehouse.frontend.fleet.registration import (
 from enginehouse.frontend.watching.board import Board
 from enginehouse.store import bus_credentials, challenges, db, gone_nodes, liveness, nodes, replicas
 from enginehouse.store.db import Connection, Store
-from enginehouse.store.liveness import Liveness
+from enginehouse.store.liveness import Hearing, Liveness
 
 log = logging.getLogger(__name__)
 
@@ -421,20 +421,33 @@ class Nodes:
             self.is_bus_away = liveness.every_bus_is_away(connection, now - self._stale_seconds)
             return [node_id for node_id, health in judged.items() if nodes.set_health(connection, node_id, health, now)]
 
-        changed = await self._store.transaction(work)
-        await self.publish_changed(changed)
+        if not self._hears_all(await self._store.look(liveness.hearing)):
+            await self.publish_changed(await self._store.transaction(work))
 
-    def _judged(self, connection: Connection, now: float) -> dict[NodeId, Health]:
-        """Return the nodes whose health is worse than stored."""
-        stale = self._stale_seconds
-        if self._listening_since is None or not 0 <= now - self._looked_at < stale / 2:
+    def _hears_all(self, heard: Hearing) -> bool:
+        """Whether no node is silent and none reports that its bus is away, as most of the time."""
+        limit = heard.now - self._stale_seconds
+        if heard.oldest_healthy <= limit or heard.oldest_unhealthy <= limit or heard.is_any_bus_away:
+            return False
+        self._note_look(heard.now)
+        self._doubted_since, self.is_bus_away = None, False
+        return True
+
+    def _note_look(self, now: float) -> float:
+        """Return since when this frontend has listened without a gap."""
+        if self._listening_since is None or not 0 <= now - self._looked_at < self._stale_seconds / 2:
             # After a pause, an outage of the store or a clock jump, silence during that time proves nothing.
             self._listening_since = now
         self._looked_at = now
+        return self._listening_since
+
+    def _judged(self, connection: Connection, now: float) -> dict[NodeId, Health]:
+        """Return the nodes whose health is worse than stored."""
+        stale, listening_since = self._stale_seconds, self._note_look(now)
         judged: dict[NodeId, Health] = {}
-        is_any_known = now - self._listening_since >= stale
+        is_any_known = now - listening_since >= stale
         for node in liveness.silent(connection, now - stale, now - 2 * stale) if is_any_known else ():
-            health = node_core.health_after(now - max(node.heard_at, self._listening_since), stale)
+            health = node_core.health_after(now - max(node.heard_at, listening_since), stale)
             if _WORSE[health] > _WORSE[node.health]:
                 judged[node.id] = health
         lost = [node_id for node_id, health in judged.items() if health == "offline"]

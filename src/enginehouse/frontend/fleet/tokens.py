@@ -13,7 +13,7 @@ import asyncio
 import math
 import secrets
 import uuid
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +23,7 @@ from enginehouse.core.errors import Conflict, Invalid, NotFound
 from enginehouse.core.ids import NodeId
 from enginehouse.core.name import check_name, shown
 from enginehouse.frontend.fleet.nodes import token_hash
-from enginehouse.store import db, keys, leases, nodes, sessions
+from enginehouse.store import checksums, db, keys, leases, nodes, sessions
 from enginehouse.store.db import Connection, Store
 from enginehouse.store.keys import TokenRow
 from enginehouse.store.nodes import NodeToken
@@ -88,6 +88,15 @@ class Caller(Struct, frozen=True):
     expires_at: float = 0.0  # by the store's clock; 0 if never
 
 
+class _ReadKeys(NamedTuple):
+    callers: dict[str, Caller]
+    sessions: dict[str, Caller]
+    of_nodes: list[NodeToken]
+    changes: str
+    node_checksum: int
+    now: float
+
+
 class Keys:
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -97,6 +106,7 @@ class Keys:
         self._used: dict[str, float] = {}  # when tokens were used since that was last written, by the loop's clock
         self._sought: set[str] = set()  # hashes of unknown tokens, for the next look
         self._changes = ""
+        self._node_tokens: int | None = None  # their checksum
         self._ahead_seconds = 0.0  # the store's clock is so far ahead of the loop's
         self._looked_at = -math.inf
         self._looking = asyncio.Lock()
@@ -300,28 +310,43 @@ class Keys:
     async def step(self) -> None:
         """Read all tokens and sessions again."""
 
-        def work(connection: Connection) -> tuple[dict[str, Caller], dict[str, Caller], list[NodeToken], str, float]:
+        def work(connection: Connection) -> _ReadKeys:
             now = db.now(connection)
             callers: dict[str, Caller] = {}
             for row in keys.every(connection):
                 callers |= _callers_by_hash(row) if row.is_valid(now) else {}
             people = {row.hash: _person(row) for row in sessions.every(connection, now)}
-            return callers, people, nodes.tokens(connection), keys.changes(connection), now
+            of_nodes, checksum = nodes.tokens(connection), checksums.of_node_tokens(connection)
+            return _ReadKeys(callers, people, of_nodes, keys.changes(connection), checksum, now)
 
         running = asyncio.get_running_loop()
         began_at = running.time()
-        self._callers, self._sessions, of_nodes, self._changes, now = await self._store.look(work)
+        read = await self._store.look(work)
+        self._callers, self._sessions = read.callers, read.sessions
+        self._changes, self._node_tokens = read.changes, read.node_checksum
         self._of_nodes = {}
-        for node in of_nodes:
+        for node in read.of_nodes:
             self._put(node)
         # The store read its clock later than that, so the estimate is never behind, and no token lives too long.
-        self._ahead_seconds = now - began_at
+        self.note_time(read.now, began_at)
         self._looked_at = began_at  # set only after success: a failed read proves nothing
 
     async def watch_step(self) -> None:
         """Read all of them again if one was created or revoked on any frontend."""
-        if await self._store.look(keys.changes) != self._changes:
+        if not self.knows_changes(await self._store.look(keys.changes)):
             await self.step()
+
+    def knows_changes(self, changes: str) -> bool:
+        """Whether all tokens and sessions were read since they last changed."""
+        return changes == self._changes
+
+    def knows_tokens(self, checksum: int) -> bool:
+        """Whether this is the checksum of the tokens of all nodes as they were last read."""
+        return checksum == self._node_tokens
+
+    def note_time(self, now: float, at: float) -> None:
+        """The store's clock said `now`, and not before the loop's clock said `at`."""
+        self._ahead_seconds = now - at
 
 
 def _named(connection: Connection, name_or_id: str, now: float) -> tuple[TokenRow, list[TokenRow]]:

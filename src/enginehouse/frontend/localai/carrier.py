@@ -91,11 +91,16 @@ class Carrier:
         self._carried: dict[IntentId, _Carried] = {}
         self._due = asyncio.Event()
         self._pushes = asyncio.Semaphore(PUSHES)
+        self._is_idle: Callable[[], bool] = lambda: False
 
     @property
     def sent_bytes(self) -> Mapping[str, int]:
         """Bytes of files that were sent to nodes since the start, by the names of the nodes; always the same object."""
         return self._parts.pusher.sent_bytes
+
+    def rest_while(self, is_idle: Callable[[], bool]) -> None:
+        """Leave out the looks that nobody asked for while this says that there is nothing to carry out."""
+        self._is_idle = is_idle
 
     def wake(self) -> None:
         """Look at the rows now."""
@@ -115,16 +120,19 @@ class Carrier:
         """Carry out what this frontend owns, without an end: the tasks live as long as this call."""
         async with asyncio.TaskGroup() as group:
             try:
+                is_woken = True
                 while True:
                     self._due.clear()
                     pause = LOOK_SECONDS
                     # An outage of the store ends no push: its lease decides who goes on.
                     with suppress(Unavailable):
-                        await self.look(group)
+                        if is_woken or self._carried or not self._is_idle():
+                            await self.look(group)
                         pause = LOOK_SECONDS if self._carried or self._parts.store.is_away else QUIET_SECONDS
+                    is_woken = False
                     with suppress(TimeoutError):
                         async with asyncio.timeout(pause):
-                            await self._due.wait()
+                            is_woken = await self._due.wait()
             finally:
                 self._carried.clear()
 

@@ -85,6 +85,11 @@ class Poller:
         self._wake = wake
         self._listings.on_end(wake)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there were no such nodes at the last step, and nothing is asked."""
+        return not (self._polled or self._soon or self._questions)
+
     async def listen(self, bus: Bus) -> None:
         await self._listings.listen(bus)
 

@@ -57,7 +57,6 @@ from enginehouse.store import (
     nodes,
     operations,
     replicas,
-    schedules,
 )
 from enginehouse.store.checksums import ServingChecksums
 from enginehouse.store.db import Connection, Store
@@ -287,7 +286,16 @@ class Reconciler:
         return steer_drains(connection, fleet, lambda used: self._stays(connection, fleet, given, facts, used))
 
     def _may_rest(self, connection: Connection) -> bool:
-        return not _has_work(connection) or self._is_quiet(checksums.of_serving(connection), db.now(connection))
+        seen = checksums.of_serving(connection)
+        if seen.steered and not _has_rows(seen):
+            return not operations.steered(connection, kind="drain")
+        return self.rests_at(seen, db.now(connection))
+
+    def rests_at(self, seen: ServingChecksums, now: float) -> bool:
+        """Whether a pass over rows with these checksums has nothing to do then."""
+        if not _has_rows(seen):
+            return not seen.steered
+        return self._is_quiet(seen, now)
 
     def _is_quiet(self, seen: ServingChecksums, now: float) -> bool:
         quiet = self._quiet
@@ -433,11 +441,6 @@ def _growing(rests: Mapping[str, _Rest]) -> dict[str, Sequence[str]]:
     return {name: one.growing for name, one in rests.items() if one.growing is not None}
 
 
-def _has_work(connection: Connection) -> bool:
-    """Whether there is anything to reconcile: something that runs, is wanted or was wanted, or a drain."""
-    return bool(
-        replicas.is_any(connection)
-        or schedules.every(connection)
-        or load_infos.every(connection)
-        or operations.steered(connection, kind="drain")
-    )
+def _has_rows(seen: ServingChecksums) -> bool:
+    """Whether there is anything to reconcile besides drains: something that runs, is wanted or was wanted."""
+    return bool(seen.replicas.count or seen.schedules[0] or seen.infos)

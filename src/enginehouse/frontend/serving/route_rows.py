@@ -21,7 +21,7 @@ from enginehouse.core.replica import LOCALAI_GRPC, Replica, is_process
 from enginehouse.core.routing import Route
 from enginehouse.core.schedule import Schedule
 from enginehouse.store import checksums, db, models, nodes, replicas, schedules
-from enginehouse.store.checksums import ReplicaChecksum
+from enginehouse.store.checksums import ReplicaChecksum, ServingChecksums
 from enginehouse.store.db import Connection
 from enginehouse.store.replicas import ReplicaPart, StoredReplica
 
@@ -50,10 +50,7 @@ class KnownRows(Struct, frozen=True, kw_only=True):
     """
 
     read_at: float  # when all of it was last read
-    node_checksum: tuple[int, int]
-    replica_checksum: ReplicaChecksum
-    schedule_checksum: tuple[int, int]
-    model_checksum: int
+    seen: ServingChecksums  # when it was read
     newest: float  # when the newest replica became ready
     asked_for: list[NodeId]  # nodes whose engines may expect another key than that of their replica
     nodes: Mapping[NodeId, str]  # names of those that serve
@@ -63,6 +60,19 @@ class KnownRows(Struct, frozen=True, kw_only=True):
     aliases: Mapping[str, str]  # the models that answer for other names
     routes: Mapping[str, list[Route]]  # by model
     schedules: Mapping[str, Schedule]  # by model
+
+    def is_fresh(self, seen: ServingChecksums, now: float) -> bool:
+        """Limits and servers elsewhere follow from the definitions of models, which change seldom."""
+        return self.seen.models == seen.models and now - self.read_at < WHOLE_SECONDS
+
+    def is_of(self, seen: ServingChecksums, now: float) -> bool:
+        """Whether to read again would find the same. Keys of other workers, and which replica is about to stop, are in
+        no checksum.
+        """
+        if self.asked_for or seen.replicas.leaving or not self.is_fresh(seen, now):
+            return False
+        mine = self.seen
+        return (mine.nodes, mine.replicas, mine.schedules) == (seen.nodes, seen.replicas, seen.schedules)
 
 
 class FoundRoutes(Struct, frozen=True, kw_only=True):
@@ -87,12 +97,12 @@ class RouteRows:
     ) -> FoundRoutes:
         """`dropped` has the time at which each dropped route was dropped; None if that is not known yet."""
         # Before the rows: what is committed in between is noticed the next time.
-        seen = checksums.of_nodes(connection), checksums.of_replicas(connection), checksums.of_schedules(connection)
-        model_checksum = checksums.of_models(connection)
+        seen = checksums.of_serving(connection)
         now = db.now(connection)
-        base = before if before is not None and _is_fresh(before, model_checksum, now) else None
-        rows = self._rows(connection, base, seen[1])
-        serving = base.nodes if base is not None and base.node_checksum == seen[0] else nodes.serving(connection)
+        base = before if before is not None and before.is_fresh(seen, now) else None
+        rows = self._rows(connection, base, seen.replicas)
+        is_same_fleet = base is not None and base.seen.nodes == seen.nodes
+        serving = base.nodes if base is not None and is_same_fleet else nodes.serving(connection)
         is_same = base is not None and rows is base.rows
         newest = base.newest if base is not None and is_same else _newest(rows)
         asked_for = base.asked_for if base is not None and is_same else _with_other_keys(rows)
@@ -109,16 +119,13 @@ class RouteRows:
                 routes.pop(model, None)
         if base is None:
             self._forget({(route.model, route.revision) for some in routes.values() for route in some})
-        has_schedules = base is not None and base.schedule_checksum == seen[2]
+        has_schedules = base is not None and base.seen.schedules == seen.schedules
         wanted = base.schedules if base is not None and has_schedules else _schedules(connection)
         if base is not None and changed is not None and not has_schedules:
             changed |= {name for name in {*wanted, *base.schedules} if wanted.get(name) != base.schedules.get(name)}
         known = KnownRows(
             read_at=now if base is None else base.read_at,
-            node_checksum=seen[0],
-            replica_checksum=seen[1],
-            schedule_checksum=seen[2],
-            model_checksum=model_checksum,
+            seen=seen,
             newest=newest,
             asked_for=asked_for,
             nodes=serving,
@@ -142,11 +149,11 @@ class RouteRows:
         """All replicas, those that are about to stop too."""
         if base is None:
             return _with({}, replicas.stored_since(connection, 0.0))
-        if base.replica_checksum == seen and not seen.leaving:
+        if base.seen.replicas == seen and not seen.leaving:
             return base.rows
         rows = _with(base.rows, replicas.stored_since(connection, base.newest - OVERLAP_SECONDS))
         # If one is about to stop instead of another, the sums are the same.
-        if seen.leaving or base.replica_checksum.leaving or _checksum_of(rows) != seen:
+        if seen.leaving or base.seen.replicas.leaving or _checksum_of(rows) != seen:
             there = replicas.parts(connection)
             rows = _kept(rows, there)
             others = {one.node_id for one in there if _is_other(rows, one)}
@@ -259,11 +266,6 @@ def _kept(rows: AllRows, there: Iterable[ReplicaPart]) -> AllRows:
         elif found := {slot: row for slot, row in some.items() if slot in left}:
             result[model] = found
     return result
-
-
-def _is_fresh(before: KnownRows, model_checksum: int, now: float) -> bool:
-    """Limits and servers elsewhere follow from the definitions of models, which change seldom."""
-    return before.model_checksum == model_checksum and now - before.read_at < WHOLE_SECONDS
 
 
 def _newest(rows: AllRows) -> float:

@@ -26,6 +26,7 @@ from enginehouse.frontend.serving.load_waits import Loads, LoadWaits
 from enginehouse.frontend.serving.prefixes import Candidates, Prefixes
 from enginehouse.frontend.serving.queues import RequestQueues
 from enginehouse.frontend.serving.route_rows import FoundRoutes, KnownRows, RouteRows
+from enginehouse.store.checksums import ServingChecksums
 from enginehouse.store.db import Connection, Store
 
 log = logging.getLogger(__name__)
@@ -328,6 +329,17 @@ class Router:
         self._waits.look_now()
         self.room_changed()
         self.prefixes.sweep()
+
+    def confirm(self, seen: ServingChecksums, now: float, seen_at: float) -> bool:
+        """Whether these checksums, which the store had `now` by its clock and `seen_at` by the loop's, are those of the
+        routes. If nobody waits for routes either, they count as refreshed then.
+        """
+        known = self._rows_before
+        if known is None or self._dropped or self._pending or self._queued or not known.is_of(seen, now):
+            return False
+        self._looked_at = max(seen_at, self._looked_at or seen_at)
+        self.prefixes.sweep()
+        return True
 
     def _apply(self, found: FoundRoutes, dropped: set[str], changed: Collection[str] | None) -> None:
         """Use the routes of models that changed; None for all models."""

@@ -24,11 +24,12 @@ from enginehouse.core.progress import Progress, continued, is_newer
 from enginehouse.core.views import NodeView, OperationView
 from enginehouse.frontend.watching.events import Events
 from enginehouse.frontend.watching.news import Known, News, concerns_replicas, read_news
-from enginehouse.frontend.watching.snapshots import NEVER, Snapshot, read_snapshots
+from enginehouse.frontend.watching.snapshots import NEVER, Snapshot, Tracked, read_snapshots
 from enginehouse.frontend.watching.views import Sign, SilenceLimits, render_node
 from enginehouse.ports import Clock
 from enginehouse.store import db, history, nodes, operations
 from enginehouse.store.db import Connection, Store
+from enginehouse.store.glance import Glance
 
 PUBLISH_SECONDS = 0.2  # between two events of one operation; faster updates cannot be read
 SLOWEST_SECONDS = 0.8  # the same with very many watchers, so that none is more than a second behind
@@ -50,21 +51,6 @@ class Missed(Struct, frozen=True, kw_only=True):
     present: list[str]  # the ids of all nodes; every other one has been removed
     position: float
     is_all: bool
-
-
-class Tracked(Struct):
-    """An open intent: its node, whose progress alone counts, and the operations it serves."""
-
-    node_id: NodeId
-    operations: set[OperationId]
-    attempt: int = 0  # the running one; 0 for none
-    version: int = 0  # of the row it was read from
-
-    def note(self, intent: Intent) -> None:
-        """Store the state of the intent, unless the row is older than the known one."""
-        if intent.version >= self.version:
-            self.version = intent.version
-            self.attempt = intent.attempt if intent.state == "running" else 0
 
 
 class Board:
@@ -99,18 +85,18 @@ class Board:
     # Views ----------------------------------------------------------------------------------------
 
     async def view(self, operation_id: OperationId) -> OperationView:
-        snapshots = await self._store.read(lambda connection: self._read(connection, [operation_id]))
-        if not snapshots:
+        views = await self._store.read(lambda connection: self._views(connection, [operation_id]))
+        if not views:
             raise unknown_operation(operation_id)
-        return self._render(snapshots[0])
+        return views[0]
 
     async def unfinished(self, limit: int) -> list[OperationView]:
         """Return the operations that are open or have failed, newest first."""
 
-        def work(connection: Connection) -> list[Snapshot]:
-            return self._read(connection, [one.id for one in history.unfinished(connection, limit)])
+        def work(connection: Connection) -> list[OperationView]:
+            return self._views(connection, [one.id for one in history.unfinished(connection, limit)])
 
-        return [self._render(snapshot) for snapshot in await self._store.read(work)]
+        return await self._store.read(work)
 
     async def page(
         self,
@@ -122,14 +108,14 @@ class Board:
     ) -> list[OperationView]:
         """Return the wanted operations, or only the ended ones, newest first, beginning after `before`."""
 
-        def work(connection: Connection) -> list[Snapshot]:
+        def work(connection: Connection) -> list[OperationView]:
             after = None if before is None else operations.get(connection, before)
             if before is not None and after is None:
                 raise NotFound(f"cannot list operations after {before}: this operation does not exist", param="before")
             found = operations.recent(connection, limit, after, is_ended=is_ended, wanted=wanted)
-            return self._read(connection, [operation.id for operation in found])
+            return self._views(connection, [operation.id for operation in found])
 
-        return [self._render(snapshot) for snapshot in await self._store.read(work)]
+        return await self._store.read(work)
 
     def known(self, operation_id: OperationId) -> OperationView | None:
         """Return all of an open operation as watchers see it: the events that follow are changes of this."""
@@ -145,6 +131,10 @@ class Board:
 
     def _read(self, connection: Connection, operation_ids: list[OperationId]) -> list[Snapshot]:
         return read_snapshots(connection, operation_ids, self._clock.monotonic())
+
+    def _views(self, connection: Connection, operation_ids: list[OperationId]) -> list[OperationView]:
+        """Rendered in the thread that reads: a thousand rows would keep everything else waiting."""
+        return [self._render(snapshot) for snapshot in self._read(connection, operation_ids)]
 
     def _render(self, snapshot: Snapshot) -> OperationView:
         """Render all of a snapshot, without an effect on what is published next."""
@@ -450,6 +440,12 @@ class Board:
         snapshots, self._told_nodes, self._caught_up_to = await self._store.look(work)
         self._keep(snapshots)
         self._events.position = self._caught_up_to
+
+    def has_told(self, glance: Glance) -> bool:
+        """Whether watchers know of all changes that a glance shows: there is nothing to catch up with."""
+        if glance.changed_at >= self._caught_up_to - _OVERLAP_SECONDS or glance.node_count != len(self._told_nodes):
+            return False
+        return all(one.is_open and not one.changes_alone for one in self._open.values())
 
     async def catch_up_step(self) -> None:
         """Publish changes by other frontends, and those that this one could not publish."""

@@ -23,6 +23,21 @@ from enginehouse.store.db import Connection
 NEVER = float("-inf")
 
 
+class Tracked(Struct):
+    """An open intent: its node, whose progress alone counts, and the operations it serves."""
+
+    node_id: NodeId
+    operations: set[OperationId]
+    attempt: int = 0  # the running one; 0 for none
+    version: int = 0  # of the row it was read from
+
+    def note(self, intent: Intent) -> None:
+        """Store the state of the intent, unless the row is older than the known one."""
+        if intent.version >= self.version:
+            self.version = intent.version
+            self.attempt = intent.attempt if intent.state == "running" else 0
+
+
 class Snapshot(Struct, kw_only=True):
     operation: Operation
     intents: dict[IntentId, Intent]  # in the order in which they were added
