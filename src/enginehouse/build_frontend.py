@@ -308,7 +308,7 @@ def make_frontend(settings: FrontendSettings, outside: Outside, wakes: Wakes) ->
     poller = Poller(store, nodes, collector, listings, limits, owner=owner, lease_seconds=lease)
     poller.on_due(wakes.of("poll-answers"))
     collector.on_ended(poller.note_ended)
-    acceptance = Acceptance(store, board, wakes.of("dispatch", "route", "reconcile"))
+    acceptance = Acceptance(store, board, wakes.of("dispatch", "route", "reconcile"), outside.pace)
     versions = Versions(outside.ask_registry, clock)
     canaries = _canaries(settings, outside, board, wakes)
     targets = Targets(outside.galleries, versions, canaries.rules)

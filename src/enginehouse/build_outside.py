@@ -28,6 +28,7 @@ from enginehouse.core.address import Endpoint, plain_host
 from enginehouse.core.artifact import Artifact
 from enginehouse.core.errors import Invalid
 from enginehouse.core.ids import NodeId
+from enginehouse.core.pace import USUAL, ServingPace
 from enginehouse.fetch.galleries.documents import read_mappings
 from enginehouse.fetch.galleries.model_index import with_models
 from enginehouse.fetch.galleries.sources import Sources, load_builtin
@@ -87,6 +88,7 @@ class Outside(Struct, frozen=True, kw_only=True):
     violation_log: ViolationLog | None = None  # of the embedded bus server
     models: ModelOutside = ModelOutside()
     localai: LocalaiOutside | None = None  # None: no models on LocalAI's workers
+    pace: ServingPace = USUAL
     freshen: Freshen | None = None  # None asks LocalAI's workers before targets are chosen
 
 

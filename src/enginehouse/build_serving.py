@@ -107,6 +107,7 @@ def make_reconciler(
         owner=outside.owner,
         lease_seconds=lease_seconds,
         has_carrier=outside.localai is not None,
+        pace=outside.pace,
     )
     return Reconciler(parts)
 
@@ -119,6 +120,7 @@ def make_loader(outside: Outside, board: Board, wakes: Wakes, lease_seconds: flo
         owner=outside.owner,
         lease_seconds=lease_seconds,
         has_carrier=outside.localai is not None,
+        pace=outside.pace,
     )
     loader.on_step(wakes.of("load", "dispatch", "route", "reconcile"))
     return loader

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from enginehouse.core.errors import Invalid
 from enginehouse.core.ids import NodeId
+from enginehouse.core.pace import USUAL
 from enginehouse.core.reconcile import (
     LOADS_PER_PASS,
-    SCALE_DOWN_SECONDS,
-    SCALE_UP_SECONDS,
     ModelFacts,
     ModelPlan,
     ServingReplica,
@@ -123,7 +122,7 @@ def test_another_replica_is_added_while_all_are_busy_and_up_to_the_maximum() -> 
     assert plan(between, replica(A, busy=2)).loads == (ANY,)
     assert plan(between, replica(A, busy=2), replica(B, used=NOW)) == ModelPlan()
     assert plan(between, replica(A, busy=2), loading=(ANY,)) == ModelPlan()
-    just_now = LoadInfo(model="m", scaled_at=NOW - SCALE_UP_SECONDS + 1)
+    just_now = LoadInfo(model="m", scaled_at=NOW - USUAL.scale_up_seconds + 1)
     assert plan(between, replica(A, busy=1), info=just_now) == ModelPlan()
     full = [replica(at, busy=1) for at in (A, B, C)]
     assert plan(between, *full) == ModelPlan()
@@ -149,7 +148,7 @@ def test_the_newest_idle_replica_goes_first_and_one_per_delay() -> None:
     found = plan(wanted(min_replicas=1), old, new)
     assert (found.stops, found.is_scaled) == ((new,), True)
     assert plan(wanted(min_replicas=2), old, new) == ModelPlan()
-    recent = LoadInfo(model="m", scaled_at=NOW - SCALE_DOWN_SECONDS + 1)
+    recent = LoadInfo(model="m", scaled_at=NOW - USUAL.scale_down_seconds + 1)
     assert plan(wanted(min_replicas=1), old, new, info=recent) == ModelPlan()
     used = msgspec.structs.replace(new, last_used=NOW - 1)
     assert plan(wanted(min_replicas=1), old, used).stops == (old,)
@@ -160,7 +159,7 @@ def test_the_newest_idle_replica_goes_first_and_one_per_delay() -> None:
 def test_load_that_comes_and_goes_about_as_fast_as_the_delay_changes_the_scale_once_per_delay(period: float) -> None:
     """F-053. The load is a sine of so many delays, for twenty periods, and each request needs a replica for itself."""
     between = wanted(min_replicas=1, max_replicas=3)
-    seconds = period * SCALE_DOWN_SECONDS
+    seconds = period * USUAL.scale_down_seconds
     there = [replica(A)]
     info = LoadInfo(model="m")
     changes: list[tuple[float, int]] = []
@@ -177,7 +176,7 @@ def test_load_that_comes_and_goes_about_as_fast_as_the_delay_changes_the_scale_o
             continue
         changes.append((now, len(found.loads) - len(found.stops)))
         info = msgspec.structs.replace(info, scaled_at=now)
-        unused = [one for one in there if not one.in_flight and now - one.last_used >= SCALE_DOWN_SECONDS]
+        unused = [one for one in there if not one.in_flight and now - one.last_used >= USUAL.scale_down_seconds]
         assert [*found.stops] == sorted(unused, key=lambda one: -one.created_at)[: len(found.stops)], "the newest"
         there = [one for one in there if one not in found.stops]
         free = [at for at in (A, B, C) if at not in {one.node_id for one in there}]
@@ -185,7 +184,7 @@ def test_load_that_comes_and_goes_about_as_fast_as_the_delay_changes_the_scale_o
         assert 1 <= len(there) <= 3
     assert max(sum(change for _, change in changes[: number + 1]) for number in range(len(changes))) == 2
     for (before, _), (after, change) in itertools.pairwise(changes):
-        assert after - before >= (SCALE_UP_SECONDS if change > 0 else SCALE_DOWN_SECONDS)
+        assert after - before >= (USUAL.scale_up_seconds if change > 0 else USUAL.scale_down_seconds)
 
 
 def test_the_last_replica_stops_only_where_the_schedule_allows_zero() -> None:
@@ -392,6 +391,6 @@ def test_the_moment_is_when_something_is_due() -> None:
     used = replica(A, used=NOW - 10)
     assert until(wanted(min_replicas=1), used) == math.inf
     assert until(wanted(idle_seconds=60), used) == NOW + 50
-    assert until(None, used, replica(B, used=NOW - 100)) == NOW + SCALE_DOWN_SECONDS - 100
+    assert until(None, used, replica(B, used=NOW - 100)) == NOW + USUAL.scale_down_seconds - 100
     assert until(wanted(min_replicas=2), used, info=LoadInfo(model="m", retry_at=NOW + 5)) == NOW + 5
     assert until(wanted(max_replicas=1), used, replica(B, busy=1)) == NOW  # it stops when it is no longer busy

@@ -147,6 +147,7 @@ class SimFrontend:
             galleries=Galleries(world.galleries),
             owner=str(uuid.uuid4()),
             verify=lambda *_: True,
+            pace=world.pace,
             # Without such workers nobody is asked, and to look for them is part of a run's cost.
             freshen=None if world.options.old_nodes else use_last_reports,
         )

@@ -27,6 +27,7 @@ from tests.sim.trace import Trace, Violation
 from tests.sim.watching import Watched
 
 from enginehouse.core.gallery_entry import Gallery
+from enginehouse.core.pace import USUAL
 
 SLOWNESS = 150.0  # of a slow store: a transaction takes from 60 ms to over a second
 JOINING_SECONDS = 3.0  # after a disturbance, until a worker is a node again
@@ -34,6 +35,8 @@ SILENT_SECONDS = 15.0  # without a bus: noticed, not called away at once, a hear
 
 
 class World:
+    pace = USUAL
+
     def __init__(self, options: Options, loop: SimLoop, database: Database) -> None:
         self.options = options
         self.loop = loop

@@ -62,9 +62,6 @@ class StartReplica(Struct, tag="start_replica", frozen=True, omit_defaults=True,
     process_only: bool = False
 
 
-DRAIN_SECONDS = 30.0  # for answers under way on a replica that is stopped in order; the same as in LocalAI
-
-
 class StopReplica(Struct, tag="stop_replica", frozen=True, omit_defaults=True, kw_only=True):
     model: str
     slot: int

@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from enginehouse.core.ids import NodeId
+from enginehouse.core.pace import USUAL, ServingPace
 from enginehouse.core.prefix import DISTURBED_SECONDS
 from enginehouse.core.schedule import LoadInfo, Schedule
 
-SCALE_DOWN_SECONDS = 300.0  # without a request before a surplus replica stops; the same as in LocalAI
-SCALE_UP_SECONDS = 10.0  # between two replicas that are added because all are busy
 LOADS_PER_PASS = 4  # of one model
 RECONCILER = "reconciler"  # the author of loads and stops that keep the wanted number of replicas
-RETRY_SECONDS, MAX_RETRY_SECONDS = 15.0, 300.0
 
 
 class ServingReplica(Struct, frozen=True, kw_only=True):
@@ -46,6 +44,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     matching: Sequence[NodeId] = ()  # schedulable nodes that can run it and that the selector matches
     queued: int = 0  # requests that wait because all replicas have as many as they can answer
     disturbed_ago: float | None = None  # seconds since a request could not go to the replica that has its prefix
+    pace: ServingPace = USUAL
     selected: Sequence[NodeId] = ()  # every node that the selector matches: also silent ones, which get nothing new
 
 
@@ -91,7 +90,7 @@ def quiet_until(facts: ModelFacts) -> float:
         due = min(due, max(one.last_used for one in facts.replicas) + schedule.idle_seconds)
     used = [one.last_used for one in facts.replicas if one.node_id not in facts.info.kept]
     if used and len(facts.replicas) > max(1, wanted):
-        due = min(due, max(facts.info.scaled_at, min(used)) + SCALE_DOWN_SECONDS)
+        due = min(due, max(facts.info.scaled_at, min(used)) + facts.pace.scale_down_seconds)
     return due
 
 
@@ -111,7 +110,7 @@ def must_move(facts: ModelFacts, replica: ServingReplica) -> bool:
     others.
     """
     others = [one for one in facts.replicas if not one.leaves_node and one.nonce != replica.nonce]
-    is_used = replica.in_flight > 0 or facts.now - replica.last_used < SCALE_DOWN_SECONDS
+    is_used = replica.in_flight > 0 or facts.now - replica.last_used < facts.pace.scale_down_seconds
     lowest = facts.schedule.min_replicas if facts.schedule is not None else 0
     return len(others) < max(lowest, 1 if is_used or facts.info.kept else 0)
 
@@ -124,9 +123,9 @@ def wanted_replicas(facts: ModelFacts) -> int:
     return max(schedule.min_replicas if schedule is not None else 0, facts.info.kept_replicas)
 
 
-def retry_seconds(failures: int) -> float:
+def retry_seconds(failures: int, pace: ServingPace = USUAL) -> float:
     """The pause after so many failed attempts in a row."""
-    return min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures - 1, 8))
+    return min(pace.max_retry_seconds, pace.retry_seconds * 2.0 ** min(failures - 1, 8))
 
 
 def _missing(facts: ModelFacts) -> list[NodeId]:
@@ -204,7 +203,7 @@ def _busy(facts: ModelFacts) -> ModelPlan | None:
     """Add one replica where all are busy, requests wait, or requests lose the replica that has their prefix."""
     if facts.loading or not can_grow(facts):
         return None
-    is_time = facts.now >= facts.info.scaled_at + SCALE_UP_SECONDS and facts.now >= facts.info.retry_at
+    is_time = facts.now >= facts.info.scaled_at + facts.pace.scale_up_seconds and facts.now >= facts.info.retry_at
     reason = _reason_to_grow(facts)
     if not is_time or not reason:
         return None
@@ -234,13 +233,17 @@ def _idle(facts: ModelFacts) -> ModelPlan | None:
         if quiet and all(facts.now - one.last_used >= schedule.idle_seconds for one in quiet):
             return ModelPlan(stops=tuple(quiet), reason=f"nobody used it for {schedule.idle_seconds:g} s")
         return None
-    if len(facts.replicas) <= max(1, wanted) or facts.now < facts.info.scaled_at + SCALE_DOWN_SECONDS:
+    if len(facts.replicas) <= max(1, wanted) or facts.now < facts.info.scaled_at + facts.pace.scale_down_seconds:
         return None
     named = set(facts.info.kept)
-    unused = [one for one in quiet if facts.now - one.last_used >= SCALE_DOWN_SECONDS and one.node_id not in named]
+    unused = [
+        one for one in quiet if facts.now - one.last_used >= facts.pace.scale_down_seconds and one.node_id not in named
+    ]
     if not unused:
         return None
-    return ModelPlan(stops=(unused[0],), is_scaled=True, reason=f"nobody used it for {SCALE_DOWN_SECONDS:g} s")
+    return ModelPlan(
+        stops=(unused[0],), is_scaled=True, reason=f"nobody used it for {facts.pace.scale_down_seconds:g} s"
+    )
 
 
 def _newest_first(facts: ModelFacts) -> list[ServingReplica]:

@@ -20,6 +20,7 @@ from enginehouse.core.errors import Invalid, NotFound
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.intent import Intent
 from enginehouse.core.operation import Excluded, Operation, OperationKind, RequestOptions, unknown_operation
+from enginehouse.core.pace import USUAL, ServingPace
 from enginehouse.frontend.fleet.nodes import find_node
 from enginehouse.frontend.watching.board import Board
 from enginehouse.store import db, idempotency, operations
@@ -40,7 +41,8 @@ class Requester(Struct, frozen=True, kw_only=True):
 
 
 class Acceptance:
-    def __init__(self, store: Store, board: Board, wake: Callable[[], None]) -> None:
+    def __init__(self, store: Store, board: Board, wake: Callable[[], None], pace: ServingPace = USUAL) -> None:
+        self.pace = pace
         self.store = store
         self.board = board
         self.wake = wake

@@ -10,7 +10,7 @@ from sqlalchemy import Row, delete, select, update
 
 from enginehouse.core.ids import NodeId
 from enginehouse.core.operation import Operation
-from enginehouse.core.reconcile import MAX_RETRY_SECONDS, RECONCILER
+from enginehouse.core.reconcile import RECONCILER
 from enginehouse.core.schedule import LoadInfo, without_kept
 from enginehouse.store import checksums, db
 from enginehouse.store.db import Connection
@@ -82,11 +82,11 @@ def remove(connection: Connection, model: str) -> None:
     connection.execute(delete(load_infos).where(load_infos.c.model == model))
 
 
-def note_cancelled(connection: Connection, operation: Operation) -> None:
+def note_cancelled(connection: Connection, operation: Operation, pause_seconds: float) -> None:
     """Whoever cancels a load that somebody asked for does not want it any more. One that follows from a schedule is
-    put off.
+    put off for this pause.
     """
-    until = db.now(connection) + MAX_RETRY_SECONDS
+    until = db.now(connection) + pause_seconds
 
     def how(found: LoadInfo) -> LoadInfo:
         if operation.author == RECONCILER:

@@ -17,8 +17,8 @@ from enginehouse.core.ids import NodeId
 from enginehouse.core.intent import Outcome
 from enginehouse.core.model import HeldModel, Model
 from enginehouse.core.operation import Operation, OperationKind
+from enginehouse.core.pace import USUAL
 from enginehouse.core.placement import Reservation
-from enginehouse.core.reconcile import SCALE_DOWN_SECONDS
 from enginehouse.core.replica import Replica, RunningReplica
 from enginehouse.core.schedule import LoadInfo, ScheduleRequest, with_kept
 from enginehouse.frontend.acceptance import OperationDetails, Requester, insert_operation, new_operation
@@ -403,7 +403,7 @@ async def test_a_pass_with_nothing_to_do_reads_no_rows_until_there_is_a_reason(
     world.router.release(route)
     await settle()
     assert not await looks()
-    time.passed += SCALE_DOWN_SECONDS
+    time.passed += USUAL.scale_down_seconds
     for node_id in (first, second):
         await world.reports.heartbeat(node_id, node_api.HeartbeatRequest())
     assert await looks(), "one has not been used for long"

@@ -16,7 +16,6 @@ from tests.sim.serving.facts import ModelFact, NodeFact, model_names, read_model
 from tests.sim.serving.operators import Operators
 from tests.sim.store import EPOCH
 
-from enginehouse.core import reconcile
 from enginehouse.core.reconcile import RECONCILER
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ async def stay(world: ServingWorld) -> None:
         elif (operation.kind, operation.author) != ("unload", RECONCILER):
             world.judge("flapping", f"{operation} began in the calm")
     for model, times in futile.items():
-        most = 2 + world.serving.calm_seconds / reconcile.MAX_RETRY_SECONDS * 4
+        most = 2 + world.serving.calm_seconds / world.pace.max_retry_seconds * 4
         missing = is_missing(read_model(world.database.connection, model))
         world.judge("flapping", "" if missing else f"{times} loads of {model} began in the calm, and none is missing")
         world.judge("flapping", f"{model} was tried {times} times in the calm" if times > most else "")

@@ -11,13 +11,15 @@ from tests.sim.serving.engines import ServingSupervisor
 
 from enginehouse.core.capacity import Capacity
 from enginehouse.loop import Signal
-from enginehouse.worker.engines.ports import Ports
+from enginehouse.worker.engines.ports import PortPace, Ports
 
 if TYPE_CHECKING:
     from tests.sim.serving.world import ServingWorld
 
 FIRST_PORT = 50052
 PORTS = 8  # few, so that they are used again
+# At a quarter of their real length, as other waits are.
+PORT_PACE = PortPace(rest_seconds=4.0, unchecked_rest_seconds=75.0, affinity_seconds=8.0)
 
 
 class ServingMachine(SimMachine):
@@ -28,7 +30,7 @@ class ServingMachine(SimMachine):
         self.slots = world.serving.slots[number]
         self.memory_bytes = world.serving.memories[number]
         # As the real one, whose file outlives its worker.
-        self.ports = Ports(FIRST_PORT, world.loop.time, count=PORTS)
+        self.ports = Ports(FIRST_PORT, world.loop.time, count=PORTS, pace=PORT_PACE)
         self.coming: dict[str, int] = {}  # what starts take that are under way
         self.disk.on_end.append(self._ended)
 

@@ -14,7 +14,7 @@ from tests.sim.serving.callers import Callers
 from tests.sim.serving.judgement import judge_operators, settle, stay
 from tests.sim.serving.operators import Operators
 from tests.sim.serving.options import ServingOptions
-from tests.sim.serving.world import ServingWorld, quickened
+from tests.sim.serving.world import ServingWorld
 from tests.sim.store import EPOCH, Database
 
 from enginehouse.store import models
@@ -26,8 +26,7 @@ def run_serving(serving: ServingOptions) -> Result:
     def make(options: Options, loop: SimLoop, database: Database) -> ServingWorld:
         return ServingWorld(serving, loop, database)
 
-    with quickened():
-        return run_world(serving.weather, make, _phases, STEP_LIMIT)
+    return run_world(serving.weather, make, _phases, STEP_LIMIT)
 
 
 async def _phases(world: ServingWorld) -> None:

@@ -24,42 +24,26 @@ from tests.sim.store import Database
 from tests.sim.trace import Violation
 from tests.sim.world import World
 
-from enginehouse.core import action, reconcile
 from enginehouse.core.demand import configured_memory
 from enginehouse.core.gallery_entry import Gallery
 from enginehouse.core.model import Model, ModelFile
-from enginehouse.frontend.serving import load_ends, loader, rooms
+from enginehouse.core.pace import ServingPace
 from enginehouse.frontend.serving.counts import FORGET_SECONDS
-from enginehouse.store import load_infos
-from enginehouse.worker.engines import ports
 
 # What is waited for, at a quarter of its real length, as STALE and heartbeats are: the relations stay.
-QUICK: tuple[tuple[object, str, float], ...] = (
-    (reconcile, "SCALE_DOWN_SECONDS", 30.0),
-    (reconcile, "SCALE_UP_SECONDS", 2.5),
-    (reconcile, "RETRY_SECONDS", 4.0),
-    (reconcile, "MAX_RETRY_SECONDS", 24.0),
-    (load_infos, "MAX_RETRY_SECONDS", 24.0),
-    (load_ends, "COOL_DOWN_SECONDS", 2.5),
-    (loader, "RESERVED_SECONDS", 15.0),
-    (loader, "SETTLED_SECONDS", 150.0),
-    (loader, "EVICT_SECONDS", 3.0),
-    (action, "DRAIN_SECONDS", 7.5),
-    (rooms, "IDLE_SECONDS", 4.0),
-    (ports, "REST_SECONDS", 4.0),
-    (ports, "UNCHECKED_REST_SECONDS", 75.0),
-    (ports, "AFFINITY_SECONDS", 8.0),
+QUICK = ServingPace(
+    scale_down_seconds=30.0,
+    scale_up_seconds=2.5,
+    retry_seconds=4.0,
+    max_retry_seconds=24.0,
+    cool_down_seconds=2.5,
+    reserved_seconds=15.0,
+    settled_seconds=150.0,
+    evict_seconds=3.0,
+    drain_seconds=7.5,
+    idle_seconds=4.0,
 )
 COUNTED_SECONDS = FORGET_SECONDS + 3.0
-
-
-@contextlib.contextmanager
-def quickened() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for module, name, seconds in QUICK:
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, seconds)
-        yield
 
 
 class Use(Struct, eq=False):
@@ -71,6 +55,8 @@ class Use(Struct, eq=False):
 
 
 class ServingWorld(World):
+    pace = QUICK
+
     def __init__(self, serving: ServingOptions, loop: SimLoop, database: Database) -> None:
         self.serving = serving
         self._uses: dict[str, list[Use]] = {}

@@ -11,7 +11,7 @@ from tests.worker.probes import Targets, write_probe
 from tests.worker.world import KEY, World, link_tree, running_world, silent, tiny_chat
 
 from enginehouse.core.errors import Unavailable
-from enginehouse.worker.engines.ports import PORTS, REST_SECONDS, UNCHECKED_REST_SECONDS, Ports
+from enginehouse.worker.engines.ports import PORTS, USUAL, Ports
 from enginehouse.worker.engines.process_table import StartRequest
 
 
@@ -27,7 +27,9 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize(("checks_key", "rest_seconds"), [(True, REST_SECONDS), (False, UNCHECKED_REST_SECONDS)])
+@pytest.mark.parametrize(
+    ("checks_key", "rest_seconds"), [(True, USUAL.rest_seconds), (False, USUAL.unchecked_rest_seconds)]
+)
 def test_a_port_rests_and_is_then_its_last_holders(checks_key: bool, rest_seconds: float) -> None:
     clock = Clock()
     ports = Ports(5000, clock)
@@ -57,7 +59,7 @@ def test_a_rest_survives_the_worker(tmp_path: Path, checks_key: bool, was_killed
     again = Ports(5000, later, file)
     again.load()
     assert again.take("b#0", is_free) == 5001
-    later.now += REST_SECONDS + 0.1
+    later.now += USUAL.rest_seconds + 0.1
     assert again.take("c#0", is_free) == (5000 if checks_key else 5002)
 
 

@@ -100,7 +100,7 @@ class Cancellation:
             if operation.is_steered and node is None:
                 operations.end_steering(connection, operation_id, "cancelled", f"cancelled by {author}")
                 if operation.kind == "load":
-                    load_infos.note_cancelled(connection, operation)
+                    load_infos.note_cancelled(connection, operation, self._acceptance.pace.max_retry_seconds)
                     reservations.remove(connection, operation_id)
             running = {intent.id for intent in open_ones if intent.state == "running"}
             return [intent for intent in ended if intent is not None and intent.id in running]

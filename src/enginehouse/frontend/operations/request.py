@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 
-from enginehouse.core import action as actions
 from enginehouse.core.action import RemoveModel, StartReplica, StopReplica
 from enginehouse.core.errors import Conflict, NotFound, Unavailable
 from enginehouse.core.ids import NodeId, OperationId
@@ -143,7 +142,7 @@ class Requests:
             places = [(one.model.name, one.slot) for one in open_ones if isinstance(one, StartReplica)]
             places += [(replica.model, replica.slot) for replica, _ in here if replica.nonce not in staying]
             stops: NodeActions = [
-                (node.id, StopReplica(model=model, slot=slot, drain_seconds=actions.DRAIN_SECONDS))
+                (node.id, StopReplica(model=model, slot=slot, drain_seconds=self._acceptance.pace.drain_seconds))
                 for model, slot in dict.fromkeys(places)
             ]
             for _, stop in stops:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 
-from enginehouse.core import action as actions
 from enginehouse.core.action import StopReplica
 from enginehouse.core.ids import IntentId, NodeId, OperationId
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation
+from enginehouse.core.pace import ServingPace
 from enginehouse.core.reconcile import RECONCILER
 from enginehouse.frontend.acceptance import OperationDetails, new_operation
 from enginehouse.frontend.serving.rooms import Fleet
@@ -24,7 +24,7 @@ from enginehouse.store.replicas import UsedReplica
 StaysFor = Callable[[UsedReplica], bool]  # whether a replica waits until another one has taken its place
 
 
-def steer_drains(connection: Connection, fleet: Fleet, stays: StaysFor) -> list[OperationId]:
+def steer_drains(connection: Connection, fleet: Fleet, stays: StaysFor, pace: ServingPace) -> list[OperationId]:
     """Take the next steps of all drains, and return those that changed."""
     held: dict[NodeId, list[UsedReplica]] = {}
     for used in fleet.replicas:
@@ -40,7 +40,7 @@ def steer_drains(connection: Connection, fleet: Fleet, stays: StaysFor) -> list[
             drain = new_operation(connection, "drain", node.name, RECONCILER, details)
             operations.insert(connection, drain)
             changed.append(drain.id)
-        if drain is not None and _steer(connection, drain, node, here, stays):
+        if drain is not None and _steer(connection, drain, node, here, stays, pace.drain_seconds):
             changed.append(drain.id)
     for gone in drains.values():
         operations.end_steering(connection, gone.id)
@@ -48,7 +48,14 @@ def steer_drains(connection: Connection, fleet: Fleet, stays: StaysFor) -> list[
     return changed
 
 
-def _steer(connection: Connection, drain: Operation, node: Node, here: Sequence[UsedReplica], stays: StaysFor) -> bool:
+def _steer(
+    connection: Connection,
+    drain: Operation,
+    node: Node,
+    here: Sequence[UsedReplica],
+    stays: StaysFor,
+    drain_seconds: float,
+) -> bool:
     now = db.now(connection)
     if not node.drained:
         fresh = nodes.get(connection, node.id)
@@ -59,7 +66,7 @@ def _steer(connection: Connection, drain: Operation, node: Node, here: Sequence[
     stopping = [used.replica for used in here if not used.leaving and not stays(used)]
     for one in stopping:
         replicas.set_leaving(connection, one.node_id, one.model, one.slot, True)
-        stop = StopReplica(model=one.model, slot=one.slot, drain_seconds=actions.DRAIN_SECONDS)
+        stop = StopReplica(model=one.model, slot=one.slot, drain_seconds=drain_seconds)
         supersession.add_intent(connection, drain.id, one.node_id, stop, IntentId(str(uuid.uuid4())), now)
     if here:
         return bool(stopping)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from enginehouse.core.errors import EnginehouseError, Hopeless, Unavailable
 from enginehouse.core.intent import OPEN
 from enginehouse.core.operation import Operation
+from enginehouse.core.pace import ServingPace
 from enginehouse.core.views import OperationView
 from enginehouse.store import db, operations
 from enginehouse.store.db import Connection
 
-COOL_DOWN_SECONDS = 10.0  # after a failed load, requests get its error instead of a new load; the same as in LocalAI
-# The same after a temporary cause: a node that was away may be back by the time the error is read.
+# How long requests get the error of a failed load after a temporary cause: a node that was away may be back by the time
+# that it is read.
 SHORT_COOL_DOWN_SECONDS = 1.0
 _TEMPORARY = frozenset({"insufficient_capacity", "worker_restarted", "upstream_error"})
 # A load that ended so did not fail, and is no reason to refuse the next request.
@@ -46,7 +47,7 @@ def ended_ago(connection: Connection, operation: Operation) -> float:
     return db.now(connection) - max([operation.created_at, *(intent.updated_at for intent in intents)])
 
 
-def failure_of(connection: Connection, operation: Operation) -> tuple[EnginehouseError, float]:
+def failure_of(connection: Connection, operation: Operation, pace: ServingPace) -> tuple[EnginehouseError, float]:
     """Return the error of a load that ended without a replica, and for how many seconds requests get it.
 
     The time is short if the cause is temporary or the worker reported that it can heal.
@@ -58,7 +59,7 @@ def failure_of(connection: Connection, operation: Operation) -> tuple[Enginehous
             param="model",
         )
         ended.retry_after_seconds = SHORT_COOL_DOWN_SECONDS
-        return ended, COOL_DOWN_SECONDS
+        return ended, pace.cool_down_seconds
     intents = operations.intents_of(connection, [operation.id])[operation.id]
     causes = [one.outcome for one in intents if one.state == "failed" and one.reason == operation.error_code]
     heals = bool(causes) and all(outcome is not None and outcome.can_heal for outcome in causes)
@@ -68,5 +69,5 @@ def failure_of(connection: Connection, operation: Operation) -> tuple[Enginehous
         error.retry_after_seconds = SHORT_COOL_DOWN_SECONDS
     else:
         error = Hopeless(operation.error_message, code=operation.error_code)
-        error.retry_after_seconds = COOL_DOWN_SECONDS
+        error.retry_after_seconds = pace.cool_down_seconds
     return error, error.retry_after_seconds

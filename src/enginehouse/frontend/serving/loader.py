@@ -16,7 +16,6 @@ from typing import assert_never
 
 import msgspec
 
-from enginehouse.core import action as actions
 from enginehouse.core.action import Action, InstallBackend, PullModel, StartReplica, StopReplica, phrase, subject_of
 from enginehouse.core.backend import Resolved
 from enginehouse.core.errors import Invalid, NotFound, Unavailable
@@ -27,6 +26,7 @@ from enginehouse.core.model import Model
 from enginehouse.core.name import check_model_name
 from enginehouse.core.node import Node
 from enginehouse.core.operation import Operation, ReplacedReplica
+from enginehouse.core.pace import USUAL, ServingPace
 from enginehouse.core.placement import Needs, Reservation
 from enginehouse.core.reconcile import RECONCILER, retry_seconds
 from enginehouse.core.replica import Replica
@@ -58,9 +58,6 @@ log = logging.getLogger(__name__)
 
 PLACING = "placing"  # the lease of the frontend that reserves memory, so that two never promise the same
 PLACING_SECONDS = 2.0
-RESERVED_SECONDS = 60.0  # after the last look at a load: by then another frontend steers it
-SETTLED_SECONDS = 600.0  # at most: a reservation ends when a heartbeat shows the memory as used
-EVICT_SECONDS = 10.0  # for requests that came while an idle replica was chosen to be stopped
 
 
 class Loader:
@@ -73,9 +70,11 @@ class Loader:
         owner: str,
         lease_seconds: float,
         has_carrier: bool = False,
+        pace: ServingPace = USUAL,
     ) -> None:
         """`has_carrier`: this frontend can load models on LocalAI's workers."""
         self._has_carrier = has_carrier
+        self._pace = pace
         self._store = store
         self._board = board
         self._galleries = galleries
@@ -161,7 +160,7 @@ class Loader:
             if last is not None and last.is_steered:
                 return last.id, False
             if last is not None and last.error_code:
-                failure, pause_seconds = failure_of(connection, last)
+                failure, pause_seconds = failure_of(connection, last, self._pace)
                 is_told = last.id == waiting_for or last.error_code not in NO_FAILURE
                 if is_told and ended_ago(connection, last) < pause_seconds:
                     raise failure
@@ -277,9 +276,9 @@ class Loader:
             changes=_changing(connection, model, every, builds),
             reserved=next((one for one in fleet.reservations if one.operation_id == operation.id), None),
         )
-        rooms = rooms_for(connection, fleet, model, operation.id)
+        rooms = rooms_for(connection, fleet, model, operation.id, pace=self._pace)
         step = next_step(needs, rooms, state, new_key=secrets.token_urlsafe(32))
-        reservations.extend(connection, operation.id, now + RESERVED_SECONDS)
+        reservations.extend(connection, operation.id, now + self._pace.reserved_seconds)
         if isinstance(step, Next) and isinstance(step.action, StartReplica) and needs.may_replace:
             served = replicas.ready_since(connection, model.name, operation.created_at)
             if served & {needs.only or step.node_id}:
@@ -306,18 +305,18 @@ class Loader:
                     slot=step.slot,
                     memory_bytes=needs.demand.memory_bytes,
                 )
-                if not reservations.put(connection, wanted, now, now + RESERVED_SECONDS):
+                if not reservations.put(connection, wanted, now, now + self._pace.reserved_seconds):
                     return False  # another load has the slot
                 self._add(connection, operation, step.node_id, self._prepared(connection, step, every))
             case MakeRoom():
                 for stop in step.actions:
                     # A replica that is replaced may be busy; others were idle when they were chosen.
-                    seconds = actions.DRAIN_SECONDS if stop.model == name else EVICT_SECONDS
+                    seconds = self._pace.drain_seconds if stop.model == name else self._pace.evict_seconds
                     self._stop(connection, operation, step.node_id, stop, seconds)
             case Done():
                 self._stop_replaced(connection, operation)
                 load_infos.change(connection, name, partial(_after_success, revision=needs.model.revision))
-                reservations.settle(connection, operation.id, now, now + SETTLED_SECONDS)
+                reservations.settle(connection, operation.id, now, now + self._pace.settled_seconds)
                 operations.end_steering(connection, operation.id)
             case GiveUp():
                 self._end(connection, operation, step.code, step.message)
@@ -337,7 +336,7 @@ class Loader:
         known = replicas.of_model(connection, operation.name) if old is not None else []
         if old is not None and any((one.node_id, one.nonce) == (old.node_id, old.nonce) for one in known):
             stop = StopReplica(model=operation.name, slot=old.slot)
-            self._stop(connection, operation, old.node_id, stop, actions.DRAIN_SECONDS)
+            self._stop(connection, operation, old.node_id, stop, self._pace.drain_seconds)
 
     def _add(self, connection: Connection, operation: Operation, node_id: NodeId, action: Action) -> None:
         identifier, now = IntentId(str(uuid.uuid4())), db.now(connection)
@@ -347,9 +346,9 @@ class Loader:
     def _end(self, connection: Connection, operation: Operation, code: str, message: str) -> None:
         reservations.remove(connection, operation.id)
         if code == "cancelled":
-            load_infos.note_cancelled(connection, operation)
+            load_infos.note_cancelled(connection, operation, self._pace.max_retry_seconds)
         elif code not in ("superseded", "model_not_found"):
-            failed = partial(_after_failure, message=message, now=db.now(connection))
+            failed = partial(_after_failure, message=message, now=db.now(connection), pace=self._pace)
             load_infos.change(connection, operation.name, failed)
         operations.end_steering(connection, operation.id, code, message)
         log.warning("load.failed model=%s code=%s message=%r", operation.name, code, message)
@@ -384,9 +383,10 @@ def _after_success(known: LoadInfo, *, revision: str) -> LoadInfo:
     return msgspec.structs.replace(known, revision=revision, memory_bytes=measured, failures=0, retry_at=0.0, reason="")
 
 
-def _after_failure(known: LoadInfo, *, message: str, now: float) -> LoadInfo:
+def _after_failure(known: LoadInfo, *, message: str, now: float, pace: ServingPace) -> LoadInfo:
     failures = known.failures + 1
-    return msgspec.structs.replace(known, failures=failures, retry_at=now + retry_seconds(failures), reason=message)
+    retry_at = now + retry_seconds(failures, pace)
+    return msgspec.structs.replace(known, failures=failures, retry_at=retry_at, reason=message)
 
 
 def _leave(connection: Connection, left: Sequence[Intent], now: float) -> None:

@@ -15,17 +15,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-from enginehouse.core import action as actions
 from enginehouse.core.action import StopReplica
 from enginehouse.core.errors import EnginehouseError
 from enginehouse.core.ids import NodeId, OperationId
 from enginehouse.core.model import Model, read_model
 from enginehouse.core.operation import ReplacedReplica
+from enginehouse.core.pace import USUAL, ServingPace
 from enginehouse.core.placement import NoRoom, explanation, place
 from enginehouse.core.reconcile import (
     RECONCILER,
@@ -100,6 +101,7 @@ class ReconcilerParts(Struct, frozen=True, kw_only=True):
     owner: str
     lease_seconds: float
     has_carrier: bool = False  # this frontend can load models on LocalAI's workers
+    pace: ServingPace = USUAL
 
 
 class _Quiet(Struct, frozen=True, kw_only=True):
@@ -283,7 +285,8 @@ class Reconciler:
         # is for the next pass: nothing was planned for it.
         every = [given.rows.as_seen(node) for node in nodes.every(connection)]
         fleet = read_fleet(connection, every, given.now)
-        return steer_drains(connection, fleet, lambda used: self._stays(connection, fleet, given, facts, used))
+        stays = partial(self._stays, connection, fleet, given, facts)
+        return steer_drains(connection, fleet, stays, self._parts.pace)
 
     def _may_rest(self, connection: Connection) -> bool:
         seen = checksums.of_serving(connection)
@@ -332,7 +335,7 @@ class Reconciler:
             return False
         builds = given.matches.builds(model.backend)
         needs = needs_of(fleet, model, builds, may_replace=False, replaces=_replaced(own))
-        found = place(needs, rooms_for(connection, fleet, model))
+        found = place(needs, rooms_for(connection, fleet, model, pace=self._parts.pace))
         if isinstance(found, NoRoom) and not found.is_temporary:
             log.warning(
                 "replica.not_moved model=%s node=%s reason=%r", model.name, own.node_id, explanation(needs, found)
@@ -360,6 +363,7 @@ class Reconciler:
             selected=given.matches.selected(selector),
             queued=traffic.queued(name),
             disturbed_ago=traffic.disturbed_ago(name),
+            pace=self._parts.pace,
         )
 
     def _carry_out(self, connection: Connection, given: _Given, model: Model, plan: ModelPlan) -> list[OperationId]:
@@ -378,9 +382,9 @@ class Reconciler:
         if plan.replaced is not None:
             begun.append(loader.begin_replacement(connection, model, _replaced(plan.replaced)))
         if plan.stops:
+            seconds = self._parts.pace.drain_seconds
             stops = [
-                (one.node_id, StopReplica(model=model.name, slot=one.slot, drain_seconds=actions.DRAIN_SECONDS))
-                for one in plan.stops
+                (one.node_id, StopReplica(model=model.name, slot=one.slot, drain_seconds=seconds)) for one in plan.stops
             ]
             for one in plan.stops:
                 replicas.set_leaving(connection, one.node_id, model.name, one.slot, True)

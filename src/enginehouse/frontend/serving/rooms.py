@@ -16,15 +16,13 @@ from enginehouse.core.ids import NodeId
 from enginehouse.core.model import Model, served_config
 from enginehouse.core.node import Node
 from enginehouse.core.operation import ReplacedReplica
+from enginehouse.core.pace import USUAL, ServingPace
 from enginehouse.core.placement import IdleReplica, Needs, Reservation, Room
 from enginehouse.core.replica import Replica, parse_process_key
 from enginehouse.core.schedule import LoadInfo, Schedule
 from enginehouse.store import load_infos, models, replicas, reservations, schedules
 from enginehouse.store.db import Connection
 from enginehouse.store.replicas import UsedReplica
-
-# Uses are written every few seconds; a replica that was not used for so long has no request on any frontend.
-IDLE_SECONDS = 15.0
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
@@ -103,7 +101,9 @@ def needs_of(
     )
 
 
-def rooms_for(connection: Connection, fleet: Fleet, model: Model, operation_id: str = "") -> list[Room]:
+def rooms_for(
+    connection: Connection, fleet: Fleet, model: Model, operation_id: str = "", *, pace: ServingPace = USUAL
+) -> list[Room]:
     """The rooms for a replica of this model; what its own load has reserved is free for it."""
     slots: dict[NodeId, list[int]] = {}
     for used in fleet.replicas:
@@ -115,7 +115,7 @@ def rooms_for(connection: Connection, fleet: Fleet, model: Model, operation_id: 
             reserved.setdefault(one.node_id, []).append(one)
     for one in [*_restarting(connection, fleet, model.name), *_unseen(connection, fleet)]:
         reserved.setdefault(one.node_id, []).append(one)
-    idle = _idle(fleet, model.name)
+    idle = _idle(fleet, model.name, pace.idle_seconds)
     near = _neighbours(connection, fleet, model)
     return [
         Room(
@@ -176,7 +176,7 @@ def _unseen(connection: Connection, fleet: Fleet) -> list[Reservation]:
     return found
 
 
-def _idle(fleet: Fleet, model: str) -> dict[NodeId, list[IdleReplica]]:
+def _idle(fleet: Fleet, model: str, idle_seconds: float) -> dict[NodeId, list[IdleReplica]]:
     """Per node, the replicas of other models that nobody wants or uses, least recently used first."""
     counts: dict[str, int] = {}
     for used in fleet.replicas:
@@ -189,7 +189,7 @@ def _idle(fleet: Fleet, model: str) -> dict[NodeId, list[IdleReplica]]:
     found: dict[NodeId, list[IdleReplica]] = {}
     for used in sorted(fleet.replicas, key=lambda one: one.last_used):
         replica = used.replica
-        if replica.model == model or used.leaving or fleet.now - used.last_used < IDLE_SECONDS:
+        if replica.model == model or used.leaving or fleet.now - used.last_used < idle_seconds:
             continue
         if counts[replica.model] <= least_wanted(fleet, replica.model):
             continue

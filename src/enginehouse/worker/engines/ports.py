@@ -13,21 +13,39 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from enginehouse.core.errors import Unavailable
 from enginehouse.host import disk
 
-REST_SECONDS = 15.0  # LocalAI's quarantine
-# For an engine that does not check its key: longer than any frontend uses a route without checking it again.
-UNCHECKED_REST_SECONDS = 300.0
-AFFINITY_SECONDS = 300.0  # LocalAI's affinity
 PORTS = 1000  # counted from the first port; more engines do not fit on a machine
+
+
+class PortPace(Struct, frozen=True, kw_only=True):
+    """How long ports rest and are kept for their last holder."""
+
+    rest_seconds: float = 15.0  # LocalAI's quarantine
+    # For an engine that does not check its key: longer than any frontend uses a route without checking it again.
+    unchecked_rest_seconds: float = 300.0
+    affinity_seconds: float = 300.0  # LocalAI's affinity
+
+
+USUAL = PortPace()
 
 
 class Ports:
     """Assigns ports from `first` up."""
 
-    def __init__(self, first: int, clock: Callable[[], float], file: Path | None = None, *, count: int = PORTS) -> None:
+    def __init__(
+        self,
+        first: int,
+        clock: Callable[[], float],
+        file: Path | None = None,
+        *,
+        count: int = PORTS,
+        pace: PortPace = USUAL,
+    ) -> None:
+        self._pace = pace
         self._first = first
         self._count = count
         self._clock = clock
@@ -47,10 +65,10 @@ class Ports:
             return
         except (msgspec.DecodeError, UnicodeDecodeError):
             # The file is damaged, so the ports that are tried first rest for the longest time that may be needed.
-            known = dict.fromkeys(range(self._first, self._first + PORTS // 10), UNCHECKED_REST_SECONDS)
+            known = dict.fromkeys(range(self._first, self._first + PORTS // 10), self._pace.unchecked_rest_seconds)
         now = self._clock()
         for port, seconds in known.items():
-            self._resting[port] = now + min(UNCHECKED_REST_SECONDS, max(REST_SECONDS, seconds))
+            self._resting[port] = now + min(self._pace.unchecked_rest_seconds, max(self._pace.rest_seconds, seconds))
 
     def save(self) -> None:
         """Save the taken and resting ports. Blocks."""
@@ -72,7 +90,7 @@ class Ports:
         for port in [*own, *[one for one in plain if one not in claimed], *plain]:
             if port not in self._taken and port not in self._resting and port not in refused and is_free(port):
                 # Until `note` is called, the engine counts as one that does not check its key.
-                self._taken[port] = UNCHECKED_REST_SECONDS
+                self._taken[port] = self._pace.unchecked_rest_seconds
                 return port
         taken, resting = (len([port for port in plain if port in some]) for some in (self._taken, self._resting))
         raise Unavailable(
@@ -83,12 +101,12 @@ class Ports:
 
     def note(self, port: int, *, checks_key: bool) -> None:
         """Record whether the engine on a port checks its key."""
-        self._taken[port] = REST_SECONDS if checks_key else UNCHECKED_REST_SECONDS
+        self._taken[port] = self._pace.rest_seconds if checks_key else self._pace.unchecked_rest_seconds
 
     def release(self, key: str, port: int, *, used: bool = True) -> None:
         """Release a port. It rests if it was `used`, that is, if its address may be known to a frontend."""
-        rest_seconds = self._taken.pop(port, REST_SECONDS)
+        rest_seconds = self._taken.pop(port, self._pace.rest_seconds)
         if used:
             now = self._clock()
             self._resting[port] = now + rest_seconds
-            self._last[key] = (port, now + max(AFFINITY_SECONDS, rest_seconds))
+            self._last[key] = (port, now + max(self._pace.affinity_seconds, rest_seconds))
