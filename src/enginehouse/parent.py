@@ -391,9 +391,11 @@ def shown_command() -> str:
     )
     if path.name != "enginehouse" or not path.exists():
         return "enginehouse"
-    path, found = path.parent.resolve() / path.name, shutil.which("enginehouse")
+    found, here = shutil.which("enginehouse"), Path.cwd()
     if found is not None and path.samefile(found):
         return "enginehouse"
-    here = Path.cwd()
-    # In the root, as in a container, a relative path would save one character and look like a mistake.
-    return str(path.relative_to(here)) if path.is_relative_to(here) and here != Path("/") else str(path)
+    if here == Path("/"):
+        # In the root, as in a container, a relative path would save one character and look like a mistake.
+        return str(path.absolute())
+    whole = path.parent.resolve() / path.name
+    return str(whole.relative_to(here)) if path.is_absolute() and whole.is_relative_to(here) else str(path)

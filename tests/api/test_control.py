@@ -191,7 +191,7 @@ async def test_an_operation_is_accepted_shown_and_listed(here: Site) -> None:
 
 async def test_approving_twice_is_a_conflict(here: Site) -> None:
     await approve_old(here)
-    assert (await admin(here, "POST", "/api/nodes/old/approve")).error["code"] == "conflict"
+    assert (await admin(here, "POST", "/api/nodes/old/approve")).error["code"] == "already_approved"
 
 
 async def test_a_token_is_shown_once_and_never_listed(here: Site) -> None:

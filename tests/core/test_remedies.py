@@ -8,6 +8,7 @@ from tests.core.test_loading import BUILD, MODEL, node
 from enginehouse.core.capacity import Capacity
 from enginehouse.core.demand import Demand
 from enginehouse.core.ids import NodeId
+from enginehouse.core.model import ModelFile
 from enginehouse.core.placement import Needs, Reservation, Room
 from enginehouse.core.remedies import remedies
 from enginehouse.core.replica import RunningReplica
@@ -70,5 +71,10 @@ def test_a_machine_that_can_never_take_the_model_is_not_named() -> None:
     want = "add a node with 5.0 GiB of free memory that can run llama-cpp (enginehouse nodes add)"
     assert remedies(needs(), [small, unable]) == (want,)
     assert remedies(needs(), []) == (want,)
+    files = (ModelFile("m.gguf", "https://x/m.gguf", "ab", 200 * GIB),)
+    bulky = needs(model=msgspec.structs.replace(MODEL, files=files))
+    disk = msgspec.structs.replace(ROOMY, total_disk=100 * GIB)
+    assert remedies(bulky, [room("a", disk)]) == (want,)
+    assert remedies(bulky, [room("a")]) == ("a: free 110.0 GiB of its disk",)
     implied = needs(selector={"gpu.vendor": "nvidia"})
     assert remedies(implied, [room("a")]) == (want,)

@@ -94,7 +94,7 @@ def test_a_frontend_that_is_killed_during_an_install_loses_nothing(cluster: Clus
     installer.resume()
     ended = outcome(cluster, operation_id)
     assert (ended["status"], row(ended)["attempt"]) == ("succeeded", 1), "the same attempt was recorded, none was sent"
-    assert cluster.has_backend("second")
+    wait_for("the node to report it", lambda: cluster.has_backend("second"))
 
 
 def test_a_worker_that_is_killed_during_an_install_does_it_again_after_its_return(

@@ -192,7 +192,7 @@ def test_an_install_without_a_network_waits_says_why_and_goes_on_by_itself(clust
         lambda: cluster.operation(operation_id)["status"] == "succeeded",
         60,
     )
-    assert cluster.has_backend("poor")
+    wait_for("the node to report it", lambda: cluster.has_backend("poor"))
 
 
 def test_a_model_file_that_was_cut_off_is_placed_again(cluster: Cluster) -> None:

@@ -55,11 +55,18 @@ class Walk:
         self._lasting: list[subprocess.Popen[bytes]] = []
         for name in ("Makefile", "src", "tools", "requirements", "pyproject.toml", ".venv"):
             (root / name).symlink_to(ROOT / name)
+        # What a prepared machine has, an installed `enginehouse` too, which is another program than the checkout's.
+        (root / "bin").mkdir()
+        for tool in (ROOT / ".venv" / "bin").iterdir():
+            if os.access(tool, os.X_OK):
+                # Not a link: a Python finds its packages by the directory that it is called in.
+                (root / "bin" / tool.name).write_text(f'#!/bin/sh\nexec {tool} "$@"\n')
+                (root / "bin" / tool.name).chmod(0o755)
         shutil.copy(next((ROOT / "src/enginehouse/gallery").rglob("*.gguf")), root / "mine.gguf")
         galleries = f'[{{"name": "localai", "url": "{INDEX.as_uri()}"}}]' if INDEX.exists() else "[]"
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ENGINEHOUSE_")},
-            "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}",
+            "PATH": f"{root}/bin:{os.environ['PATH']}",
             "XDG_DATA_HOME": str(self._data),
             "ENGINEHOUSE_BACKEND_GALLERIES": galleries,
             "ENGINEHOUSE_MODEL_GALLERIES": "[]",

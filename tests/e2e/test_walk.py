@@ -126,7 +126,7 @@ def test_an_install_goes_to_both_nodes_and_ops_tell_the_same_story(cluster: Clus
     ]
     followed = cluster.cli("ops", "follow", newest["jobID"][:8])
     assert "✓ second: install llama-cpp" in followed.stderr + followed.stdout
-    assert cluster.has_backend("second")
+    wait_for("the second node to report it", lambda: cluster.has_backend("second"))
 
 
 def test_another_name_of_a_model_answers_and_ends_without_it(cluster: Cluster) -> None:
@@ -283,7 +283,7 @@ def test_everything_ends_in_order_and_a_second_up_goes_on_where_it_was(cluster: 
     before_names = {"first", "second"}
     cluster.up()
     assert {one["name"] for one in cluster.json("nodes", "list")} == before_names
-    assert cluster.has_backend("first")
+    wait_for("the first node to report it", lambda: cluster.has_backend("first"))
     assert any(one["kind"] == "install" for one in cluster.operations())
     assert ask(cluster, FRANCE) == "The capital of France is Paris."
     version = subprocess.run([PROGRAM, "version"], capture_output=True, text=True)

@@ -282,11 +282,14 @@ class Fleet:
     ) -> dict[str, Any]:
         """The operation once it is over, as that frontend tells it."""
 
+        # A store that is slow to answer has it accepted, and not read.
+        told = f"{operation.get('kind', 'the operation')} {operation.get('name', operation['jobID'])}"
+
         def over() -> dict[str, Any] | None:
             found = (frontend or self._any()).operation(operation["jobID"])
             return found if found["status"] not in OPEN else None
 
-        found: dict[str, Any] = wait_for(f"{operation['kind']} {operation['name']} to end", over, limit_seconds)
+        found: dict[str, Any] = wait_for(f"{told} to end", over, limit_seconds)
         return found
 
     def done(self, kind: str, name: str, nodes: Iterable[str] | None = None, **more: Any) -> dict[str, Any]:

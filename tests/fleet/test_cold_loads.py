@@ -107,7 +107,9 @@ def test_a_model_that_fits_nowhere_is_refused_at_once_with_what_each_node_has(
         assert (answer.status, answer.code, answer.seconds < 5.0) == (503, "insufficient_capacity", True)
         assert 1 <= float(answer.retry_after) <= 300
         for worker in fleet.workers:
-            (reason,) = [part for part in answer.message.split("; ") if f"{worker} " in part]
+            reasons, _, remedy = answer.message.partition(". What would help: ")
+            assert remedy.startswith("add a node"), "no machine has as much in all"
+            (reason,) = [part for part in reasons.split("; ") if f"{worker} " in part]
             assert "needs 1.0 PiB" in reason, reason
             assert f"of {what}" in reason, reason
             # Of a replica that was ready a moment ago, no heartbeat has shown the memory yet.

@@ -82,6 +82,8 @@ def _without(needs: Needs, room: Room, verdict: Rejection) -> tuple[str, Room] |
             return step, _with(room, max_replicas_per_model=number)
         case "disk":
             wanted = disk_needed(missing_bytes(needs.model, node.report.models))
+            if node.capacity.total_disk and wanted > node.capacity.total_disk:
+                return None
             capacity = msgspec.structs.replace(node.capacity, available_disk=wanted)
             step = f"free {format_bytes(wanted - node.capacity.available_disk)} of its disk"
             return step, _with(room, capacity=capacity)
