@@ -140,10 +140,18 @@ def test_no_engine_outlives_a_worker_that_was_killed_and_its_ports_are_free(
     assert len(listening) == 3
     fleet.workers["worker-4"].kill()
     wait_for("every engine to be gone", lambda: not any(map(runs, engines)), 5.0)
-    for port in listening:
-        with socket.socket() as free:
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("127.0.0.1", port))
+    # Whoever else connects on this machine may have one of these as its own port for a moment.
+    wait_for("their ports to be free", lambda: all(map(is_free, listening)))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def runs(process: psutil.Process) -> bool:

@@ -337,7 +337,7 @@ def _everywhere(chance: Random) -> dict[str, Any]:
 
 
 def _no_pause_after_a_failure() -> list[Patch]:
-    return [(module, "retry_seconds", lambda failures: 0.0) for module in (reconcile, loader)]
+    return [(module, "retry_seconds", lambda failures, pace: 0.0) for module in (reconcile, loader)]
 
 
 def _more_than_fit(chance: Random) -> dict[str, Any]:
