@@ -154,19 +154,11 @@ function explained(found, model, state) {
           ]
         : "No node can take another one now.",
     ),
-    found.would_help?.length > 0 && [
-      h("p", null, "What would help:"),
-      h(
-        "ul",
-        null,
-        found.would_help.map((one) => h("li", { key: one }, one)),
-      ),
-    ],
     found.last_failure &&
       h(
         "p",
         { class: "note bad" },
-        `The last load failed: ${found.last_failure}`,
+        `The last load failed: ${found.last_failure.replace(/\.$/, "")}.`,
         found.retry_in_seconds !== null &&
           found.retry_in_seconds !== undefined &&
           ` Next try in ${words.span(found.retry_in_seconds)}.`,
@@ -185,6 +177,15 @@ function explained(found, model, state) {
         ),
       ),
     ),
+    found.would_help?.length > 0 &&
+      h("section", null, [
+        h("h2", { key: "title" }, "What would help"),
+        h(
+          "ul",
+          { key: "list", class: "plain verdicts" },
+          found.would_help.map((one) => h("li", { key: one }, one)),
+        ),
+      ]),
   );
 }
 
